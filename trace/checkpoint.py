@@ -1,0 +1,86 @@
+"""Checkpoints: a run that resumes goes on as if it had never stopped."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import ledger
+from .loop import Run
+
+LATEST = "latest"
+
+
+def save_checkpoint(run: Run, directory: Path, step: int) -> None:
+    """Write the state after `step` under `directory/step_N`, then point `latest` to it, then drop old ones."""
+    tag = f"step_{step}"
+    run.policy.engine.save_checkpoint(str(directory), tag=tag, client_state=_state(run, step), save_latest=False)
+    run.ranks.barrier()
+    if run.ranks.is_main:
+        pointer = directory / f"{LATEST}.part"
+        pointer.write_text(tag)
+        os.replace(pointer, directory / LATEST)  # only a whole checkpoint is ever the latest
+        for old in checkpoints(directory)[: -run.config.keep_checkpoints]:
+            shutil.rmtree(directory / f"step_{old}", ignore_errors=True)
+    run.ranks.barrier()
+
+
+def checkpoints(directory: Path) -> list[int]:
+    """Steps that have a checkpoint directory, oldest first."""
+    return sorted(int(p.name.removeprefix("step_")) for p in directory.glob("step_*") if p.is_dir())
+
+
+def load_checkpoint(run: Run, directory: Path) -> int:
+    """Restore the latest checkpoint into `run`; returns its step, or 0 when there is none.
+
+    Raises ValueError when the checkpoint was written by another number of ranks or cannot be read.
+    """
+    pointer = directory / LATEST
+    if not pointer.is_file():
+        return 0
+    tag = pointer.read_text().strip()
+    path, state = run.policy.engine.load_checkpoint(str(directory), tag=tag)
+    if path is None:
+        raise ValueError(f"checkpoint {directory / tag} cannot be read")
+    if state["world"] != run.ranks.world:
+        raise ValueError(
+            f"checkpoint {directory / tag} was written by {state['world']} ranks, this run has {run.ranks.world}"
+        )
+    random.setstate(_tuple(state["python_rng"]))
+    kind, keys, *rest = state["numpy_rng"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+    torch.set_rng_state(state["torch_rng"])
+    run.order.load_state_dict(state["order"])
+    run.predictor.load_state_dict(state["predictor"])
+    run.totals = ledger.Ledger(**state["totals"])
+    run.version = state["version"]
+    run.policy.steps = state["optimizer_steps"]
+    return int(state["step"])
+
+
+def _state(run: Run, step: int) -> dict[str, Any]:
+    """Plain numbers and tensors only, so that any reader can load them; each rank writes its own."""
+    kind, keys, *rest = np.random.get_state()
+    return {
+        "step": step,
+        "world": run.ranks.world,
+        "version": run.version,
+        "optimizer_steps": run.policy.steps,
+        "order": run.order.state_dict(),
+        "predictor": run.predictor.state_dict(),
+        "totals": asdict(run.totals),
+        "python_rng": random.getstate(),
+        "numpy_rng": [kind, np.asarray(keys).tolist(), *rest],
+        "torch_rng": torch.get_rng_state(),
+    }
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(_tuple(v) for v in value) if isinstance(value, list | tuple) else value

@@ -1,0 +1,208 @@
+"""YAML and `--set` into a `Config`; every refusal names the key, what was given and what would do.
+
+Imports nothing heavy: a mistake in a run's configuration shows at once, before torch is loaded.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import reprlib
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from .schema import Config
+
+# What the trainer computes itself: setting it in the `deepspeed` section could only contradict it.
+TRAINER_OWNS = {
+    "train_batch_size": "allocation.bare_rollouts and allocation.continuations: a step is one sampled batch",
+    "train_micro_batch_size_per_gpu": "optimizer.micro_batch_tokens: micro-batches are cut by tokens",
+    "gradient_accumulation_steps": "optimizer.micro_batch_tokens: the trainer counts its micro-batches",
+    "managed_gradient_accumulation": "optimizer.micro_batch_tokens: the trainer says when a step is complete",
+    "gradient_clipping": "optimizer.gradient_clipping",
+    "optimizer": "the `optimizer` section",
+    "scheduler": "optimizer.warmup_steps",
+    "bf16": "model.dtype",
+    "fp16": "model.dtype (float32 or bfloat16)",
+    "amp": "model.dtype",
+    "torch_autocast": "model.dtype",
+}
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used; the message is meant for the user."""
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read `path`, apply `a.b=value` overrides (values are YAML), validate.
+
+    Raises ConfigError with every problem found, one a line.
+    """
+    try:
+        raw = _read_yaml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    if raw is None:
+        raise ConfigError(f"{path} is empty; it must hold a mapping of sections")
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path} must hold a mapping of sections, found {type(raw).__name__}")
+    for override in overrides:
+        _override(raw, override)
+    return parse_config(raw)
+
+
+def parse_config(raw: dict[str, Any]) -> Config:
+    """Validate a plain mapping; a section that is null (its keys commented out) has its defaults.
+
+    Raises ConfigError with every problem found, one a line.
+    """
+    try:
+        config = Config.model_validate({key: value for key, value in raw.items() if value is not None})
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
+    problems = _deepspeed_problems(config.deepspeed)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return config
+
+
+def dump_config(config: Config) -> str:
+    """The resolved config as YAML that `load_config` reads back equal."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that reads 1e-6 as a number and takes no key twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if key.value in seen:
+                message = f"key {key.value!r} is given twice"
+                raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+# YAML 1.1, which PyYAML speaks, wants a dot and a signed exponent and takes 1e-6 for text.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def _read_yaml(text: str) -> Any:
+    return yaml.load(text, _Loader)
+
+
+def _override(raw: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    *sections, last = key.strip().split(".")
+    if not equals or not all((*sections, last)):
+        raise ConfigError(
+            f"--set {override}: expected key=value, for instance --set optimizer.learning_rate=1e-6"
+        )
+    try:
+        value = _read_yaml(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override}: the value is not valid YAML: {error}") from error
+    place = raw
+    for section in sections:
+        if place.get(section) is None:
+            place[section] = {}
+        place = place[section]
+        if not isinstance(place, dict):
+            raise ConfigError(f"--set {override}: {section} is a value, not a section")
+    place[last] = value
+
+
+def _deepspeed_problems(section: dict[str, Any]) -> list[str]:
+    problems = [
+        f"deepspeed.{key}: the trainer sets this; use {TRAINER_OWNS[key]}"
+        for key in section
+        if key in TRAINER_OWNS
+    ]
+    zero = section.get("zero_optimization", {})
+    if not isinstance(zero, dict):
+        return [*problems, f"deepspeed.zero_optimization: got {zero!r}, expected a mapping"]
+    if zero.get("stage", 3) != 3:
+        problems.append(
+            f"deepspeed.zero_optimization.stage: got {zero['stage']!r}, the trainer is built for ZeRO stage 3"
+        )
+    if zero.get("overlap_comm"):
+        problems.append(
+            "deepspeed.zero_optimization.overlap_comm: must stay false, since the trainer runs several "
+            "backward passes for one step"
+        )
+    return problems
+
+
+def _explain(error: Any) -> str:
+    """One validation error of pydantic as `key: what is wrong; what would do`."""
+    path = _path(error["loc"])
+    where, given = ".".join(path), reprlib.repr(error["input"])
+    context = error.get("ctx", {})
+    kind = error["type"]
+    if kind == "extra_forbidden":
+        return f"{where}: unknown key; {_nearest(path[-1], _known_keys(error['loc'][:-1]), path[:-1])}"
+    if kind == "invalid_key":
+        return f"{where}: keys must be text, quote this one"
+    if kind == "missing":
+        return f"{where}: required, and missing"
+    if kind == "union_tag_not_found":
+        return f"{where}.kind: required, and missing; one of {', '.join(_kinds(where))}"
+    if kind == "union_tag_invalid":
+        return f"{where}.kind: got {context['tag']!r}; {_nearest(context['tag'], _kinds(where))}"
+    if kind == "literal_error":
+        names = re.findall(r"'([^']*)'", context["expected"])
+        return f"{where}: got {given}; {_nearest(error['input'], names)}"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return f"{where}: got {given}; expected keys with values below it"
+    message = error["msg"].removeprefix("Value error, ")
+    if kind == "value_error":
+        return f"{where}: {message}" if where else message
+    return f"{where}: got {given}; {message[0].lower()}{message[1:]}"
+
+
+def _nearest(given: Any, valid: Sequence[str], section: Sequence[str] = ()) -> str:
+    """The valid name that was probably meant, or all of them."""
+    for name in difflib.get_close_matches(str(given), valid, n=1):
+        return f"did you mean {'.'.join([*section, name])}?"
+    return f"one of {', '.join(valid)}"
+
+
+def _path(location: Sequence[Any]) -> list[str]:
+    """Pydantic's location without the tag it inserts below a section that has several kinds."""
+    tagged = len(location) > 1 and location[1] in _kinds(location[0])
+    return [str(part) for part in (*location[:1], *location[2 if tagged else 1 :])]
+
+
+def _kinds(section: Any) -> list[str]:
+    """The values of `kind` that a section can have; empty for a section of one kind."""
+    field = Config.model_fields.get(str(section))
+    if field is None or field.discriminator is None:
+        return []
+    return [get_args(model.model_fields["kind"].annotation)[0] for model in _models(field.annotation)]
+
+
+def _known_keys(location: Sequence[Any]) -> list[str]:
+    """Keys of the section at pydantic's `location`."""
+    if not location:
+        return sorted(Config.model_fields)
+    models = _models(Config.model_fields[location[0]].annotation)
+    if len(location) > 1:
+        models = models[_kinds(location[0]).index(location[1]) :]
+    return sorted(models[0].model_fields)
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for inner in get_args(annotation) for model in _models(inner)]

@@ -1,0 +1,341 @@
+"""The typed configuration of a run. Every field's docstring says what it does and in which unit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys, NaN and infinity are errors, values do not change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class ModelConfig(Section):
+    path: Path
+    """Hugging Face directory with config, tokenizer and safetensors weights; the cold start makes it if absent."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of weights and activations in trainer and sampler."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    liger: bool = False
+    """Use Liger's fused RMSNorm, RoPE and SwiGLU kernels (GPU only)."""
+    attention: Literal["auto", "segments", "reference"] = "auto"
+    """Backend of the tree attention."""
+    observations: Literal["raw", "chat"] = "raw"
+    """How observations join the history: as `raw` text inside one assistant turn (Search-R1), or as a `chat`
+    message through the model's template, which must then be append-only."""
+
+
+class WorldTask(Section):
+    """The synthetic multi-hop world."""
+
+    kind: Literal["world"]
+    """Selects the synthetic world."""
+    seed: int = 0
+    """Seed of the world's facts and questions."""
+    entities: PositiveInt = 120
+    """Number of people, places and works together."""
+    min_hops: Annotated[int, Field(ge=1, le=4)] = 2
+    """Fewest facts a question needs."""
+    max_hops: Annotated[int, Field(ge=1, le=4)] = 3
+    """Most facts a question needs."""
+    train_questions: PositiveInt = 2000
+    """Training questions, drawn from all that the facts allow."""
+    test_questions: PositiveInt = 200
+    """Held-out questions, none of them among the training questions."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> WorldTask:
+        if self.min_hops > self.max_hops:
+            raise ValueError(f"min_hops={self.min_hops} exceeds max_hops={self.max_hops}")
+        return self
+
+
+class QaTask(Section):
+    """Multi-hop questions from files in their official layout."""
+
+    kind: Literal["hotpotqa"]
+    """Record layout of the files."""
+    train: list[Path] = Field(min_length=1)
+    """Files with training records (JSON or JSONL)."""
+    test: list[Path] = Field(min_length=1)
+    """Files with held-out records, for evaluation only."""
+    corpus: Path | None = None
+    """JSONL of `{"id", "contents"}` to search; by default the records' own paragraphs."""
+    on_malformed: Literal["skip", "fail"] = "skip"
+    """A record that cannot be read is skipped and counted, or ends the run."""
+    limit: PositiveInt | None = None
+    """Use only the first so many records of each split."""
+
+
+TaskConfig = Annotated[WorldTask | QaTask, Field(discriminator="kind")]
+
+
+class EnvironmentConfig(Section):
+    max_searches: PositiveInt = 4
+    """Searches allowed before the last turn, in which only an answer counts."""
+    top_k: PositiveInt = 3
+    """Documents a search returns."""
+    max_observation_tokens: PositiveInt = 500
+    """Documents are dropped whole until the observation fits; tokens."""
+    reward: Literal["em_or_f1", "exact_match"] = "em_or_f1"
+    """Success is an exact match or a token F1 of at least `f1_threshold`, or an exact match alone."""
+    f1_threshold: Probability = 0.3
+    """Token F1 that counts as success."""
+    instructions: str | None = None
+    """System message that explains the tags; null takes the built-in one, empty leaves it out."""
+
+
+class SamplingConfig(Section):
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature of training rollouts; log-probs are taken under it on both sides."""
+    turn_tokens: PositiveInt = 500
+    """Most tokens of one thought and action; a longer turn is truncated and ends its rollout."""
+    context_tokens: PositiveInt = 4096
+    """Most tokens of a whole rollout, prompt included."""
+    top_p: float = 1.0
+    """Must stay 1: nucleus sampling biases every importance ratio by the mass it drops."""
+    top_k: int = 0
+    """Must stay 0, for the same reason."""
+    min_p: float = 0.0
+    """Must stay 0, for the same reason."""
+
+    @model_validator(mode="after")
+    def _untruncated(self) -> SamplingConfig:
+        for name, neutral in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+            if getattr(self, name) != neutral:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} truncates the sampling distribution and biases every "
+                    f"importance ratio; leave it at {neutral} and use `temperature`"
+                )
+        if self.turn_tokens >= self.context_tokens:
+            raise ValueError(
+                f"turn_tokens={self.turn_tokens} leaves no room for a prompt in "
+                f"context_tokens={self.context_tokens}"
+            )
+        return self
+
+
+class EngineConfig(Section):
+    kind: Literal["vllm", "transformers"] = "vllm"
+    """`vllm` (prefix caching, a process of its own per rank) or `transformers` (in-process; for tests and
+    machines without vLLM)."""
+    kv_cache_gib: PositiveInt = 1
+    """CPU only: KV cache of each engine, GiB."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
+    """GPU only: share of the GPU's memory the engine may use while awake."""
+    sleep: bool = False
+    """GPU only: free the engine's memory during the policy update (vLLM sleep mode, level 2)."""
+    enforce_eager: bool = False
+    """Run the engine without CUDA graphs and compilation."""
+    max_sequences: PositiveInt = 256
+    """Most sequences in one engine batch."""
+    threads: PositiveInt | None = None
+    """CPU threads of the engine process; by default the machine's cores divided by its ranks."""
+
+
+class AllocationConfig(Section):
+    strategy: Literal["uniform", "pcl", "random_prefix", "trace"] = "trace"
+    """Who gets the sampling budget: `uniform` (GRPO), `pcl` (predicted success nearest 1/2), `random_prefix`
+    (TreePO, Tree-GRPO), `trace`. All sample M(1+N) leaves per step."""
+    bare_rollouts: int = 1024
+    """M: bare rollouts per step, over all ranks."""
+    continuations: NonNegativeInt = 2
+    """N: continuations per bare rollout; leaves per step are M(1+N)."""
+    pool: PositiveInt | None = None
+    """B: candidate prompts per step; by default M/4, at least 2."""
+    max_per_prompt: Annotated[int, Field(ge=2)] = 16
+    """m_max: most bare rollouts of one prompt."""
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """Rollouts per prompt for the strategies with a fixed group."""
+    contrast: Literal["plug_in", "beta_binomial"] = "plug_in"
+    """Contrast utility: the paper's, or one that allows for correlated rollouts of a prompt."""
+    exploration: Probability = 0.0
+    """Share of M spread over random prompts of the pool, so that none starves."""
+
+    @property
+    def pool_size(self) -> int:
+        return self.pool or max(2, self.bare_rollouts // 4)
+
+    @property
+    def leaves(self) -> int:
+        return self.bare_rollouts * (1 + self.continuations)
+
+    @model_validator(mode="after")
+    def _feasible(self) -> AllocationConfig:
+        m, cap = self.bare_rollouts, self.pool_size * self.max_per_prompt
+        if m < 2:
+            raise ValueError(f"bare_rollouts={m}: a group needs at least 2 rollouts to hold any contrast")
+        if self.strategy == "trace" and m > cap:
+            raise ValueError(f"bare_rollouts={m} exceeds pool x max_per_prompt = {cap}; raise either of them")
+        if self.strategy == "trace" and self.max_per_prompt == 2 and m % 2:
+            raise ValueError(
+                f"bare_rollouts={m} cannot be made of groups of max_per_prompt=2; use an even number"
+            )
+        return self
+
+
+class PredictorConfig(Section):
+    hidden: PositiveInt = 256
+    """Width of the head's hidden layer."""
+    learning_rate: PositiveFloat = 1e-3
+    """AdamW learning rate of the head."""
+    epochs: PositiveInt = 4
+    """Passes over the nodes (replay included) per step."""
+    batch: PositiveInt = 512
+    """Nodes per head update."""
+    replay_steps: NonNegativeInt = 4
+    """Earlier steps whose nodes are replayed."""
+
+
+class LossConfig(Section):
+    advantage: Literal["treepo", "grpo", "tree_grpo", "turn"] = "treepo"
+    """Advantage estimator over the tree (design note, section 5)."""
+    leaf_weighting: Literal["per_leaf", "per_subtree"] = "per_leaf"
+    """Every leaf counts once, or every bare rollout does (its branches share one unit of weight)."""
+    root_baseline: Literal["all", "bare"] = "all"
+    """Leaves that form the root group's mean and spread."""
+    clip_low: Probability = 0.2
+    """PPO clip below 1."""
+    clip_high: PositiveFloat = 0.28
+    """PPO clip above 1."""
+    importance_cap: PositiveFloat = 2.0
+    """Cap of the token-level importance weight between trainer and sampler."""
+    kl: NonNegativeFloat = 0.0
+    """Weight of the k3 KL term to the frozen initial policy; 0 loads no reference model."""
+
+
+class OptimizerConfig(Section):
+    learning_rate: PositiveFloat = 1e-6
+    """Peak AdamW learning rate."""
+    warmup_steps: NonNegativeInt = 0
+    """Steps of linear warm-up."""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW weight decay."""
+    betas: tuple[DecayRate, DecayRate] = (0.9, 0.999)
+    """AdamW moment decay rates."""
+    gradient_clipping: NonNegativeFloat = 1.0
+    """Largest global gradient norm; 0 turns clipping off."""
+    minibatches: PositiveInt = 1
+    """Optimiser steps per sampled batch; with 1 the update is strictly on-policy and the clip never acts."""
+    micro_batch_tokens: PositiveInt = 16384
+    """Most packed tokens in one forward and backward pass of a rank; a whole rollout must fit."""
+
+
+class ColdStartConfig(Section):
+    """Supervised training on expert ReAct traces, run first when `model.path` does not exist."""
+
+    steps: PositiveInt = 300
+    """Optimiser steps."""
+    batch: PositiveInt = 32
+    """Traces per step, over all ranks."""
+    learning_rate: PositiveFloat = 1e-3
+    """Peak AdamW learning rate, with linear warm-up and cosine decay."""
+    hidden_size: PositiveInt = 128
+    """Width of the new policy."""
+    layers: PositiveInt = 3
+    """Decoder layers of the new policy."""
+    heads: PositiveInt = 4
+    """Attention heads; each is `hidden_size / heads` wide."""
+    kv_heads: PositiveInt = 2
+    """Key and value heads."""
+    tie_embeddings: bool = True
+    """Share the input embedding with the output head."""
+
+    @model_validator(mode="after")
+    def _divides(self) -> ColdStartConfig:
+        if self.hidden_size % self.heads or self.heads % self.kv_heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} must be a multiple of heads={self.heads}, and heads a "
+                f"multiple of kv_heads={self.kv_heads}"
+            )
+        if self.hidden_size // self.heads % 2:
+            raise ValueError(
+                f"hidden_size / heads = {self.hidden_size // self.heads} must be even: "
+                "rotary embedding turns pairs"
+            )
+        return self
+
+
+class EvaluationConfig(Section):
+    questions: NonNegativeInt = 200
+    """Held-out questions answered greedily before and after training; 0 turns evaluation off."""
+
+
+class SyncConfig(Section):
+    tolerance: PositiveFloat | None = None
+    """Largest difference between trainer and sampler log-probs, in nats, beyond which the run stops: of any
+    token in float32 (default 1e-3), of the mean over tokens in bfloat16 (default 0.05)."""
+
+
+class Config(Section):
+    """A whole run."""
+
+    run_dir: Path
+    """Directory of everything the run writes."""
+    seed: int = 0
+    """Seed of data order, sampling, ties and the predictor."""
+    steps: PositiveInt
+    """TRACE steps: sample, score, branch, update."""
+    model: ModelConfig
+    """The policy."""
+    task: TaskConfig
+    """Where questions come from; `kind` selects the section's keys."""
+    environment: EnvironmentConfig = EnvironmentConfig()
+    """Rules and reward of a rollout."""
+    sampling: SamplingConfig = SamplingConfig()
+    """How and how far rollouts are sampled."""
+    engine: EngineConfig = EngineConfig()
+    """What samples them."""
+    allocation: AllocationConfig = AllocationConfig()
+    """How many rollouts, of which prompts and from which prefixes."""
+    predictor: PredictorConfig = PredictorConfig()
+    """The success predictor that allocation reads."""
+    loss: LossConfig = LossConfig()
+    """Advantages and policy loss."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """AdamW and the size of a pass."""
+    cold_start: ColdStartConfig | None = None
+    """Makes the first policy when `model.path` does not exist; null: it must exist."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Held-out accuracy."""
+    sync: SyncConfig = SyncConfig()
+    """Check that the sampler runs the trainer's weights."""
+    checkpoint_every: NonNegativeInt = 50
+    """Steps between checkpoints; 0 writes none but the final policy."""
+    keep_checkpoints: PositiveInt = 2
+    """Newest checkpoints to keep."""
+    deepspeed: dict[str, Any] = {}
+    """Passed through to DeepSpeed's own config, over the trainer's ZeRO-3 defaults."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        if self.cold_start and not isinstance(self.task, WorldTask):
+            raise ValueError(
+                f"cold_start needs task.kind=world, got {self.task.kind}: "
+                "only the synthetic world makes expert traces"
+            )
+        if self.model.dtype == "bfloat16" and self.model.attention == "reference":
+            raise ValueError("model.attention=reference is the float32 oracle; use auto with bfloat16")
+        if self.optimizer.micro_batch_tokens < self.sampling.context_tokens:
+            raise ValueError(
+                f"optimizer.micro_batch_tokens={self.optimizer.micro_batch_tokens} is less than "
+                f"sampling.context_tokens={self.sampling.context_tokens}: a whole rollout must fit"
+            )
+        return self

@@ -1,0 +1,5 @@
+"""What a rollout acts in: the protocol of environments, search question answering, retrieval, scoring."""
+
+from .protocol import Environment, Message, StepResult
+
+__all__ = ["Environment", "Message", "StepResult"]

@@ -1,0 +1,76 @@
+"""What a rollout needs from an environment: four methods, plain strings in, plain data out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trace_rl.tasks.task import Task
+
+Message = dict[str, str]
+"""One chat message: ``{"role": ..., "content": ...}``."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What the environment answers to one action.
+
+    Attributes:
+        observation: text to append after the action; ``""`` when ``done``.
+        done: the episode is over.
+        reward: 0.0 or 1.0, set exactly when ``done``.
+        outcome: ``"search"``, ``"answer"``, ``"invalid"`` (malformed action) or ``"no_answer"`` (the last
+            turn did something well-formed other than answering).
+        tool_calls: tool calls made by this action.
+        tool_failed: the tool was called and raised.
+        oversized: the tool's result was replaced by a notice because no part of it fitted.
+    """
+
+    observation: str
+    done: bool
+    reward: float | None
+    outcome: str
+    tool_calls: int = 0
+    tool_failed: bool = False
+    oversized: bool = False
+
+    def __post_init__(self) -> None:
+        if self.done != (self.reward is not None):
+            raise ValueError(f"reward must be set exactly when done, got {self.reward} with done={self.done}")
+        if self.done and self.observation:
+            raise ValueError("a finished episode has no observation")
+
+
+class Environment(Protocol):
+    """One instance serves one rollout and is cheap to make.
+
+    The caller ends truncated rollouts (generation or context limit) itself, with reward 0, without
+    calling :meth:`step`: a cut-off action is never acted upon.
+    """
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Strings that end a turn; the action passed to :meth:`step` includes the one that ended it."""
+        ...
+
+    def reset(self, task: Task) -> list[Message]:
+        """Starts an episode and returns the prompt."""
+        ...
+
+    def step(self, action: str) -> StepResult:
+        """Acts on the text generated in this turn, and on nothing else.
+
+        Raises RuntimeError before :meth:`reset` and after the episode's end.
+        """
+        ...
+
+    def snapshot(self) -> dict[str, Any]:
+        """The episode's state as JSON-able data, enough to continue it on another instance."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continues from a snapshot of the same task; valid after ``reset(task)`` on any instance.
+
+        Raises ValueError if the state is not one this environment could have written.
+        """
+        ...

@@ -1,0 +1,86 @@
+"""The trainer's ranks: plain Python objects between them, over gloo, so that no GPU memory is involved."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+TIMEOUT = timedelta(hours=2)  # the slowest rank may sample for long; a dead rank is the launcher's to notice
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among the trainer's; `group` carries objects."""
+
+    rank: int
+    world: int
+    local_rank: int
+    group: Any
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def is_node_main(self) -> bool:
+        """First rank of its machine: the one that writes what all engines there read."""
+        return self.local_rank == 0
+
+    def gather(self, value: T) -> list[T]:
+        """Everybody's value, in rank order, on every rank."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def from_main(self, compute: Callable[[], T]) -> T:
+        """`compute()` of rank 0, on every rank; if it raises there, every rank raises."""
+        box: list[Any] = [None, None]
+        if self.is_main:
+            try:
+                box[0] = compute()
+            except Exception as error:
+                if self.world == 1:
+                    raise
+                box[1] = error
+        if self.world > 1:
+            dist.broadcast_object_list(box, src=0, group=self.group)
+        if box[1] is not None:
+            raise box[1]
+        return box[0]
+
+    def barrier(self) -> None:
+        if self.world > 1:
+            dist.barrier(group=self.group)
+
+    def agree(self, error: BaseException | None) -> None:
+        """Raise on every rank when any rank failed, so that none waits for one that is gone."""
+        failed = [(rank, text) for rank, text in enumerate(self.gather(str(error) if error else None)) if text]
+        if error is not None:
+            raise error
+        if failed:
+            raise RuntimeError(f"rank {failed[0][0]} failed: {failed[0][1]}")
+
+
+def connect(device: torch.device) -> Ranks:
+    """Join the launcher's process group (one of a single rank without a launcher)."""
+    import deepspeed
+
+    os.environ.setdefault("RANK", "0")
+    os.environ.setdefault("LOCAL_RANK", "0")
+    os.environ.setdefault("WORLD_SIZE", "1")
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29500")
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    deepspeed.init_distributed(dist_backend=backend, timeout=TIMEOUT, verbose=False)
+    group = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=TIMEOUT)
+    return Ranks(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]), group)

@@ -1,0 +1,240 @@
+"""A whole run: set up, evaluate, step, checkpoint, finish."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from .allocation.predictor import SuccessPredictor
+from .checkpoint import load_checkpoint, save_checkpoint
+from .cold_start import cold_start
+from .config.load import ConfigError, dump_config
+from .config.schema import Config
+from .engines.protocol import Engine
+from .evaluation import evaluate
+from .loop import Run, sync, trace_step
+from .phases import Phases, Silent
+from .policy.zero3 import Zero3Policy
+from .ranks import Ranks, connect
+from .report import Reporter, read_metrics
+from .rollout.collector import Collector, Limits
+from .rollout.transcript import Transcript
+from .sources import Source, load_source
+from .tasks.order import TaskOrder
+
+
+def run(config: Config, *, resume: bool = False) -> None:
+    """Train as `config` says. Every rank calls this."""
+    begun = time.perf_counter()
+    device = _device()
+    ranks = connect(device)
+    if device.type == "cpu":
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks.world))
+    done = ranks.from_main(lambda: _prepare_directory(config, resume))
+    if not ranks.is_main:
+        _run(config, ranks, device, None, begun, done)
+        return
+    with Reporter(config.run_dir, config.steps, done) as reporter:
+        _run(config, ranks, device, reporter, begun, done)
+
+
+def _run(
+    config: Config, ranks: Ranks, device: torch.device, reporter: Reporter | None, begun: float, done: int
+) -> None:
+    say = reporter.say if reporter else lambda text: None
+    phases = Phases(reporter or Silent())
+    source = load_source(config)
+    if source.skipped:
+        say(f"{len(source.skipped)} malformed records skipped, first: {source.skipped[0]}")
+    check_source(config, source)
+    if config.cold_start and not ranks.from_main(lambda: (config.model.path / "config.json").is_file()):
+        say(f"cold start: {config.cold_start.steps} supervised steps on expert traces -> {config.model.path}")
+        cold_start(config, source, ranks, device, phases)
+    startup = phases.take()
+
+    tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+    transcript = Transcript(tokenizer, config.model.observations)
+    engine = make_engine(config, ranks, device)
+    try:
+        with phases("start"):
+            policy = _policy(config, ranks, device, trainable=True)
+            reference = _policy(config, ranks, device, trainable=False) if config.loss.kl else None
+            error: Exception | None = None
+            try:
+                _wait_ready(engine)
+            except Exception as caught:
+                error = caught
+            ranks.agree(error)
+        current = Run(
+            config=config,
+            ranks=ranks,
+            tasks=source.train,
+            order=TaskOrder(len(source.train), config.seed),
+            collector=Collector(
+                engine,
+                transcript,
+                source.environments(config, transcript.count),
+                Limits(config.sampling.temperature, config.sampling.turn_tokens, config.sampling.context_tokens),
+                phases.watcher.advance,
+            ),
+            engine=engine,
+            policy=policy,
+            reference=reference,
+            predictor=SuccessPredictor(
+                policy.hidden_size,
+                width=config.predictor.hidden,
+                learning_rate=config.predictor.learning_rate,
+                epochs=config.predictor.epochs,
+                batch_size=config.predictor.batch,
+                window=config.predictor.replay_steps + 1,
+                seed=config.seed,
+            ),
+            phases=phases,
+        )
+        _train(current, source, reporter, startup | phases.take(), begun, done)
+    finally:
+        engine.close()
+
+
+def _train(
+    run: Run, source: Source, reporter: Reporter | None, startup: dict[str, float], begun: float, done: int
+) -> None:
+    config, directory = run.config, run.config.run_dir / "checkpoints"
+    held_out = list(source.test)[: config.evaluation.questions]
+    first = load_checkpoint(run, directory) if done else 0
+    probe_prompt = run.collector.plant(source.train[0]).nodes[0].token_ids
+    sync(run, probe_prompt[: config.sampling.context_tokens // 2])  # the engine proves itself before anything is sampled
+    if held_out and first == 0:
+        figures = evaluate(run.collector, held_out, run.ranks, run.phases, version=run.version)
+        if reporter:
+            reporter.evaluated("before", 0, figures)
+    startup |= run.phases.take()
+    for step in range(first + 1, config.steps + 1):
+        report = trace_step(run, step)
+        if reporter:
+            reporter.step(step, report.trees, report.metrics)
+        if config.checkpoint_every and (step % config.checkpoint_every == 0 or step == config.steps):
+            with run.phases("checkpoint"):
+                save_checkpoint(run, directory, step)
+    run.phases.take()
+    if held_out:
+        figures = evaluate(run.collector, held_out, run.ranks, run.phases, version=run.version)
+        if reporter:
+            reporter.evaluated("after", config.steps, figures)
+    run.policy.save_pretrained(config.run_dir / "policy")
+    if reporter:
+        reporter.write_json("summary.json", summary(run, startup | run.phases.take(), time.perf_counter() - begun))
+        reporter.say(f"policy: {config.run_dir / 'policy'}   summary: {config.run_dir / 'summary.json'}")
+
+
+def summary(run: Run, around: dict[str, float], wall_s: float) -> dict[str, Any]:
+    """The run in a few figures."""
+    import json
+
+    rows = read_metrics(run.config.run_dir)
+    path = run.config.run_dir / "evaluations.json"
+    evaluations = json.loads(path.read_text()) if path.is_file() else {}
+    phases = dict(around)
+    for row in rows:
+        for name, value in row.items():
+            if name.startswith("phase/"):
+                phases[name.removeprefix("phase/")] = phases.get(name.removeprefix("phase/"), 0.0) + value
+    totals = run.totals
+    return {
+        "exact_match_before": evaluations.get("before", {}).get("exact_match"),
+        "exact_match_after": evaluations.get("after", {}).get("exact_match"),
+        "effective_ratio_mean": sum(r["effective_ratio"] for r in rows) / max(1, len(rows)),
+        "prefix_cache_hit_rate": totals.cached_tokens / max(1, totals.prompt_tokens),
+        "continuation_cache_hit_rate": totals.continuation_cached_tokens / max(1, totals.continuation_prompt_tokens),
+        "logprob_diff_max": max((r["sampling/sampling_logp_difference/max"] for r in rows), default=math.nan),
+        "generated_tokens": totals.generated_tokens,
+        "leaves": totals.leaves,
+        "steps": len(rows),
+        "wall_s": wall_s,
+        "phase_s": phases,
+    }
+
+
+def check_source(config: Config, source: Source) -> None:
+    """Refuse a data set the run could not use; raises ConfigError."""
+    if not source.train:
+        raise ConfigError("task.train: no usable record, nothing to train on")
+    if config.evaluation.questions and not source.test:
+        raise ConfigError("task.test: no usable record; set evaluation.questions=0 to train without evaluation")
+    if config.allocation.pool_size > len(source.train):
+        raise ConfigError(
+            f"allocation.pool: {config.allocation.pool_size} prompts per step, but there are only "
+            f"{len(source.train)} training questions; lower allocation.pool or allocation.bare_rollouts"
+        )
+
+
+def make_engine(config: Config, ranks: Ranks, device: torch.device) -> Engine:
+    """This rank's engine; vLLM goes on starting while the trainer loads its own model."""
+    e, s = config.engine, config.sampling
+    if e.kind == "transformers":
+        from .engines.transformers_engine import TransformersEngine
+        from .policy.module import DTYPES
+
+        return TransformersEngine(
+            config.model.path, dtype=DTYPES[config.model.dtype], device=str(device), max_batch=e.max_sequences
+        )
+    from .engines.vllm_engine import VllmEngine, vllm_options
+
+    return VllmEngine(
+        config.model.path,
+        options=vllm_options(config.model.dtype, e, s.context_tokens, on_gpu=device.type == "cuda"),
+        log_path=config.run_dir / f"engine_rank{ranks.rank}.log",
+        kv_cache_gib=e.kv_cache_gib,
+        threads=e.threads or max(1, (os.cpu_count() or 1) // ranks.world),
+        gpu=ranks.local_rank if device.type == "cuda" else None,
+    )
+
+
+def _wait_ready(engine: Engine) -> None:
+    wait = getattr(engine, "wait_ready", None)
+    if wait:
+        wait()
+
+
+def _policy(config: Config, ranks: Ranks, device: torch.device, *, trainable: bool) -> Zero3Policy:
+    return Zero3Policy(
+        config.model,
+        config.model.path,
+        ranks=ranks,
+        device=device,
+        temperature=config.sampling.temperature,
+        micro_batch_tokens=config.optimizer.micro_batch_tokens,
+        optimizer=config.optimizer if trainable else None,
+        deepspeed_overrides=config.deepspeed,
+        trainable=trainable,
+    )
+
+
+def _device() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _prepare_directory(config: Config, resume: bool) -> int:
+    """Write the resolved config; returns the step of the checkpoint to resume from (0: none)."""
+    from .checkpoint import LATEST
+
+    directory = config.run_dir
+    pointer = directory / "checkpoints" / LATEST
+    done = int(pointer.read_text().strip().removeprefix("step_")) if resume and pointer.is_file() else 0
+    if not resume and (directory / "metrics.jsonl").is_file():
+        raise ConfigError(
+            f"run_dir: {directory} already holds a run; pass --resume to go on with it, or choose another run_dir"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.yaml").write_text(dump_config(config))
+    return done

@@ -1,0 +1,55 @@
+"""The two plain records that flow out of this package: a question to answer, a passage to search."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Task:
+    """One question with its gold answers.
+
+    Attributes:
+        id: unique within its source; the same file always gives the same ids.
+        question: the bare question, no instructions.
+        answers: accepted gold answers, aliases included; at least one.
+        source: name of the reader or generator, e.g. ``"hotpotqa"``.
+        titles: titles of the supporting passages, in order of use, without repetition; may be empty.
+    """
+
+    id: str
+    question: str
+    answers: tuple[str, ...]
+    source: str
+    titles: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of strings and lists of strings, ready for ``json.dumps``."""
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Task:
+        """Inverse of :meth:`to_json`. Raises ValueError if a field is missing or has another type."""
+        for name in ("id", "question", "source"):
+            if not isinstance(data.get(name), str):
+                raise ValueError(f"task: field {name!r} must be a string, got {data.get(name)!r}")
+        for name, value in (("answers", data.get("answers")), ("titles", data.get("titles", []))):
+            if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
+                raise ValueError(f"task: field {name!r} must be a list of strings, got {value!r}")
+        return cls(
+            id=data["id"],
+            question=data["question"],
+            answers=tuple(data["answers"]),
+            source=data["source"],
+            titles=tuple(data.get("titles", ())),
+        )
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One retrievable document: ``id`` unique in its corpus, ``title`` and ``text`` plain strings."""
+
+    id: str
+    title: str
+    text: str
