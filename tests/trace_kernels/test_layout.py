@@ -4,6 +4,7 @@ import time
 
 import pytest
 import torch
+
 from trace_kernels import TreeLayout
 from trace_kernels.reference.tree_attention import dense_mask
 

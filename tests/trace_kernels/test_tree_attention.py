@@ -2,6 +2,7 @@ import random
 
 import pytest
 import torch
+
 from trace_kernels import TreeLayout, tree_attention
 from trace_kernels.backends import blocks, segments
 from trace_kernels.reference.tree_attention import masked_attention
@@ -20,9 +21,16 @@ def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return request.param
 
 
-def inputs(tokens: int, heads: tuple[int, int], dim: int, dtype: torch.dtype, seed: int = 0) -> list[torch.Tensor]:
+def inputs(
+    tokens: int, heads: tuple[int, int], dim: int, dtype: torch.dtype, seed: int = 0
+) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    shapes = [(tokens, heads[0], dim), (tokens, heads[1], dim), (tokens, heads[1], dim), (tokens, heads[0], dim)]
+    shapes = [
+        (tokens, heads[0], dim),
+        (tokens, heads[1], dim),
+        (tokens, heads[1], dim),
+        (tokens, heads[0], dim),
+    ]
     return [torch.randn(s, generator=generator).to(dtype) for s in shapes]
 
 
@@ -33,7 +41,9 @@ def outputs_and_grads(attend, q, k, v, grad) -> list[torch.Tensor]:  # type: ign
     return [out.detach(), *(x.grad for x in leaves)]
 
 
-def compare(forest: Forest, heads: tuple[int, int], dim: int, dtype: torch.dtype, pad: int | None = None) -> None:
+def compare(
+    forest: Forest, heads: tuple[int, int], dim: int, dtype: torch.dtype, pad: int | None = None
+) -> None:
     layout = TreeLayout.from_segments(forest.parents, forest.lengths, pad_to_multiple=pad)
     mask = torch.eye(layout.num_tokens, dtype=torch.bool)
     mask[: forest.num_tokens, : forest.num_tokens] = forest.mask()

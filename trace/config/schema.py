@@ -28,7 +28,7 @@ class Section(BaseModel):
 
 class ModelConfig(Section):
     path: Path
-    """Hugging Face directory with config, tokenizer and safetensors weights; the cold start makes it if absent."""
+    """Hugging Face directory: config, tokenizer, safetensors weights; if absent, the cold start makes it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of weights and activations in trainer and sampler."""
     gradient_checkpointing: bool = False
@@ -245,6 +245,9 @@ class ColdStartConfig(Section):
     """Optimiser steps."""
     batch: PositiveInt = 32
     """Traces per step, over all ranks."""
+    traces: PositiveInt | None = None
+    """Expert traces to learn from, the first of the training questions; by default one for each question. Few
+    traces teach the form but leave room for reinforcement learning."""
     learning_rate: PositiveFloat = 1e-3
     """Peak AdamW learning rate, with linear warm-up and cosine decay."""
     hidden_size: PositiveInt = 128

@@ -1,0 +1,111 @@
+"""Every key is documented, typed and refused when it makes no sense."""
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from trace_rl.config.load import ConfigError, parse_config
+from trace_rl.config.schema import AllocationConfig, Config, QaTask, Section, WorldTask
+
+MINIMAL: dict[str, Any] = {"run_dir": "r", "steps": 1, "model": {"path": "m"}, "task": {"kind": "world"}}
+
+
+def sections() -> list[type[BaseModel]]:
+    return [*Section.__subclasses__()]
+
+
+def refused(**changes: Any) -> str:
+    with pytest.raises(ConfigError) as error:
+        parse_config(MINIMAL | changes)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("section", sections(), ids=lambda s: s.__name__)
+def test_every_key_says_what_it_does(section: type[BaseModel]) -> None:
+    for name, field in section.model_fields.items():
+        assert field.description, f"{section.__name__}.{name} has no docstring"
+        assert field.description.strip().endswith("."), f"{section.__name__}.{name}: not a sentence"
+
+
+def test_all_sections_are_reachable_from_the_root() -> None:
+    assert {Config, WorldTask, QaTask} <= set(sections())
+
+
+def test_values_do_not_change_after_loading() -> None:
+    config = parse_config(MINIMAL)
+    with pytest.raises(ValueError, match="frozen"):
+        config.steps = 2  # type: ignore[misc]
+
+
+def test_defaults_are_the_published_rules() -> None:
+    config = parse_config(MINIMAL)
+    assert (config.allocation.strategy, config.allocation.contrast) == ("trace", "plug_in")
+    assert (config.allocation.bare_rollouts, config.allocation.continuations) == (1024, 2)
+    assert config.allocation.pool_size == 256
+    assert config.allocation.leaves == 3072
+    assert config.allocation.exploration == 0.0
+
+
+def test_pool_is_never_below_two() -> None:
+    assert AllocationConfig(bare_rollouts=4).pool_size == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sampling": {"top_p": 0.9}}, "sampling: top_p=0.9 truncates"),
+        ({"sampling": {"top_k": 40}}, "sampling: top_k=40 truncates"),
+        ({"sampling": {"min_p": 0.1}}, "sampling: min_p=0.1 truncates"),
+        ({"sampling": {"turn_tokens": 4096}}, "sampling: turn_tokens=4096 leaves no room"),
+        ({"sampling": {"temperature": 0}}, "sampling.temperature: got 0; input should be greater than 0"),
+        ({"allocation": {"bare_rollouts": 1}}, "allocation: bare_rollouts=1: a group needs at least 2"),
+        (
+            {"allocation": {"bare_rollouts": 64, "pool": 2}},
+            "allocation: bare_rollouts=64 exceeds pool x max_per_prompt = 32",
+        ),
+        (
+            {"allocation": {"bare_rollouts": 7, "max_per_prompt": 2, "pool": 8}},
+            "allocation: bare_rollouts=7 cannot be made of groups",
+        ),
+        ({"allocation": {"max_per_prompt": 1}}, "allocation.max_per_prompt: got 1"),
+        ({"allocation": {"exploration": 1.5}}, "allocation.exploration: got 1.5"),
+        ({"task": {"kind": "world", "min_hops": 4}}, "task: min_hops=4 exceeds max_hops=3"),
+        ({"task": {"kind": "hotpotqa", "train": [], "test": ["a"]}}, "task.train: got []"),
+        (
+            {"task": {"kind": "hotpotqa", "train": ["a"], "test": ["b"]}, "cold_start": {}},
+            "cold_start needs task.kind=world, got hotpotqa",
+        ),
+        ({"cold_start": {"heads": 3}}, "cold_start: hidden_size=128 must be a multiple of heads=3"),
+        ({"cold_start": {"heads": 4, "kv_heads": 3}}, "heads a multiple of kv_heads=3"),
+        ({"cold_start": {"hidden_size": 12}}, "cold_start: hidden_size / heads = 3 must be even"),
+        (
+            {"model": {"path": "m", "dtype": "bfloat16", "attention": "reference"}},
+            "model.attention=reference is the float32 oracle",
+        ),
+        (
+            {"optimizer": {"micro_batch_tokens": 4095}},
+            "optimizer.micro_batch_tokens=4095 is less than sampling.context_tokens=4096",
+        ),
+        ({"optimizer": {"learning_rate": float("nan")}}, "optimizer.learning_rate: got nan"),
+        ({"loss": {"importance_cap": float("inf")}}, "loss.importance_cap: got inf"),
+        ({"optimizer": {"betas": [0.9, 1.0]}}, "optimizer.betas.1: got 1.0; input should be less than 1"),
+        ({"optimizer": {"betas": [0.9]}}, "optimizer.betas.1: required, and missing"),
+        ({"engine": {"gpu_memory_utilization": 0}}, "engine.gpu_memory_utilization: got 0"),
+        ({"steps": 0}, "steps: got 0"),
+        ({"steps": "many"}, "steps: got 'many'"),
+    ],
+)
+def test_impossible_values_are_refused(changes: dict[str, Any], message: str) -> None:
+    assert message in refused(**changes)
+
+
+def test_a_rollout_that_just_fits_is_allowed() -> None:
+    parse_config(MINIMAL | {"optimizer": {"micro_batch_tokens": 4096}})
+
+
+def test_odd_budgets_need_groups_of_three() -> None:
+    parse_config(MINIMAL | {"allocation": {"bare_rollouts": 7, "max_per_prompt": 3, "pool": 8}})
+    parse_config(
+        MINIMAL | {"allocation": {"strategy": "uniform", "bare_rollouts": 7, "max_per_prompt": 2, "pool": 8}}
+    )
