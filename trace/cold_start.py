@@ -39,7 +39,11 @@ def cold_start(config: Config, source: Source, ranks: Ranks, device: torch.devic
     ranks.from_main(lambda: new_policy(settings, tokenizer, config.sampling.context_tokens, start, config.seed))
     transcript = Transcript(tokenizer, config.model.observations)
     make_environment = source.environments(config, transcript.count)
-    traces = [expert_trace(t, world.expert_actions(t), make_environment(), transcript) for t in source.train[: settings.traces]]
+    rng = np.random.default_rng(config.seed)
+    traces = []
+    for task in source.train[: settings.traces]:
+        actions = world.expert_actions(task, hasty=bool(rng.random() < settings.hasty))
+        traces.append(expert_trace(task, actions, make_environment(), transcript))
     policy = Zero3Policy(
         config.model,
         start,
@@ -108,7 +112,7 @@ def expert_trace(task: Task, actions: list[str], environment: Environment, trans
                 outcome=result.outcome,
             )
         )
-    if tree.nodes[-1].reward != 1.0:
+    if tree.nodes[-1].outcome != "answer":
         raise ValueError(f"the expert fails on {task.id!r}: its last turn ended as {tree.nodes[-1].outcome!r}")
     return tree
 

@@ -246,8 +246,9 @@ class ColdStartConfig(Section):
     batch: PositiveInt = 32
     """Traces per step, over all ranks."""
     traces: PositiveInt | None = None
-    """Expert traces to learn from, the first of the training questions; by default one for each question. Few
-    traces teach the form but leave room for reinforcement learning."""
+    """Expert traces to learn from, the first of the training questions; by default one for each question."""
+    hasty: Probability = 0.0
+    """Share of the traces whose expert answers one fact too early: a habit for reinforcement learning to break."""
     learning_rate: PositiveFloat = 1e-3
     """Peak AdamW learning rate, with linear warm-up and cosine decay."""
     hidden_size: PositiveInt = 128

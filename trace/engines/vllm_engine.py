@@ -199,6 +199,7 @@ def vllm_options(dtype: str, engine: EngineConfig, context_tokens: int, *, on_gp
         "enforce_eager": True,
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(4096, context_tokens),
+        "block_size": 32,  # the smallest: short prefixes are shared too
     }
 
 

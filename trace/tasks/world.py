@@ -82,15 +82,17 @@ class World:
         """Searches the task needs: the relations in its chain."""
         return len(_parse_question(task.question)[1])
 
-    def expert_actions(self, task: Task) -> list[str]:
+    def expert_actions(self, task: Task, *, hasty: bool = False) -> list[str]:
         """The turns that solve ``task``: one search per hop, then the answer, each with a short thought.
+
+        A hasty expert leaves out the last search and answers with what it found before, which is wrong.
 
         The thought names what the last search found and the relation sought next, in words the observation
         and the question hold, so that a small model can copy them. Raises KeyError for a foreign task.
         """
         entity, relations = _parse_question(task.question)
         actions, found = [], ""
-        for relation in relations:
+        for relation in relations[: len(relations) - hasty]:
             actions.append(f"<think> {found}seek {relation} </think> <search> {relation} {entity} </search>")
             entity = self.facts[entity, relation]
             found = f"found {entity} "
