@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from . import ledger
-from .loop import Run
+from .state import Run
 
 LATEST = "latest"
 
@@ -21,7 +21,9 @@ LATEST = "latest"
 def save_checkpoint(run: Run, directory: Path, step: int) -> None:
     """Write the state after `step` under `directory/step_N`, then point `latest` to it, then drop old ones."""
     tag = f"step_{step}"
-    run.policy.engine.save_checkpoint(str(directory), tag=tag, client_state=_state(run, step), save_latest=False)
+    run.policy.engine.save_checkpoint(
+        str(directory), tag=tag, client_state=_state(run, step), save_latest=False
+    )
     run.ranks.barrier()
     if run.ranks.is_main:
         pointer = directory / f"{LATEST}.part"

@@ -36,7 +36,9 @@ def cold_start(config: Config, source: Source, ranks: Ranks, device: torch.devic
     assert world is not None
     start = config.run_dir / "cold_start_init"
     tokenizer = source.tokenizer(config)
-    ranks.from_main(lambda: new_policy(settings, tokenizer, config.sampling.context_tokens, start, config.seed))
+    ranks.from_main(
+        lambda: new_policy(settings, tokenizer, config.sampling.context_tokens, start, config.seed)
+    )
     transcript = Transcript(tokenizer, config.model.observations)
     make_environment = source.environments(config, transcript.count)
     rng = np.random.default_rng(config.seed)
@@ -91,7 +93,9 @@ def new_policy(settings: ColdStartConfig, tokenizer: Any, context: int, path: Pa
     tokenizer.save_pretrained(path)
 
 
-def expert_trace(task: Task, actions: list[str], environment: Environment, transcript: Transcript) -> RolloutTree:
+def expert_trace(
+    task: Task, actions: list[str], environment: Environment, transcript: Transcript
+) -> RolloutTree:
     """The expert's actions played in the real environment, as a tree of one rollout."""
     messages = environment.reset(task)
     ids = transcript.prompt_ids(messages)
@@ -113,7 +117,9 @@ def expert_trace(task: Task, actions: list[str], environment: Environment, trans
             )
         )
     if tree.nodes[-1].outcome != "answer":
-        raise ValueError(f"the expert fails on {task.id!r}: its last turn ended as {tree.nodes[-1].outcome!r}")
+        raise ValueError(
+            f"the expert fails on {task.id!r}: its last turn ended as {tree.nodes[-1].outcome!r}"
+        )
     return tree
 
 

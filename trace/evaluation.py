@@ -21,16 +21,14 @@ def evaluate(
 ) -> dict[str, float]:
     """One greedy rollout per task, spread over the ranks; means over all tasks.
 
-    Keys: `exact_match`, `f1`, `reward`, `answer_rate`, `turns`, `questions`. A prompt that does not fit counts as
-    unanswered. Scores are taken from the generated answer alone.
+    Keys: `exact_match`, `f1`, `reward`, `answer_rate`, `turns`, `questions`. A prompt that does not fit
+    counts as unanswered. Scores are taken from the generated answer alone.
     """
     mine = list(tasks)[ranks.rank :: ranks.world]
     rows: list[tuple[float, float, float, float, float]] = []
     error: Exception | None = None
     with phases("evaluation", len(mine)) as advance:
-        greedy = replace(
-            collector, limits=replace(collector.limits, temperature=0.0), on_rollout=advance
-        )
+        greedy = replace(collector, limits=replace(collector.limits, temperature=0.0), on_rollout=advance)
         try:
             trees = [greedy.plant(task) for task in mine]
             fitting = [tree for tree in trees if greedy.fits(tree)]

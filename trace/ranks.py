@@ -64,7 +64,9 @@ class Ranks:
 
     def agree(self, error: BaseException | None) -> None:
         """Raise on every rank when any rank failed, so that none waits for one that is gone."""
-        failed = [(rank, text) for rank, text in enumerate(self.gather(str(error) if error else None)) if text]
+        failed = [
+            (rank, text) for rank, text in enumerate(self.gather(str(error) if error else None)) if text
+        ]
         if error is not None:
             raise error
         if failed:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -37,13 +36,14 @@ class Reporter:
         )
         self._bar: TaskID | None = None
         self._where = "start"
-        self._begun = time.perf_counter()
-        self._first = resumed_at
+        self._recent: list[float] = []  # seconds of the last steps
         _keep_steps(run_dir / "metrics.jsonl", resumed_at)
         _keep_lines(run_dir / "trees.jsonl", _tree_lines(run_dir))
         self._metrics = (run_dir / "metrics.jsonl").open("a", buffering=1)
         self._trees = (run_dir / "trees.jsonl").open("a")
-        self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=resumed_at + 1 if resumed_at else None)
+        self._board = SummaryWriter(
+            str(run_dir / "tensorboard"), purge_step=resumed_at + 1 if resumed_at else None
+        )
         self._progress.start()
 
     def __enter__(self) -> Reporter:
@@ -80,8 +80,9 @@ class Reporter:
         self._metrics.write(json.dumps(row) + "\n")
         for name, value in metrics.items():
             self._board.add_scalar(name, value, step)
-        spent = time.perf_counter() - self._begun
-        left = spent / (step - self._first) * (self.steps - step)
+        took = sum(value for name, value in metrics.items() if name.startswith("phase/"))
+        self._recent = [*self._recent[-9:], took]
+        left = sum(self._recent) / len(self._recent) * (self.steps - step)
         self._where = f"step {step + 1}/{self.steps}, {_clock(left)} left"
         self.say(
             f"step {step:>4}/{self.steps}  reward {metrics['reward']:.3f}  "
@@ -90,7 +91,7 @@ class Reporter:
             f"cached {metrics['ledger/cached_tokens'] / max(1.0, metrics['ledger/prompt_tokens']):.0%}  "
             f"brier {metrics['predictor/brier']:.3f}  entropy {metrics['entropy']:.2f}  "
             f"logp diff {metrics['sampling/sampling_logp_difference/max']:.1e}  "
-            f"{sum(v for k, v in metrics.items() if k.startswith('phase/')):.1f} s  {_clock(left)} left"
+            f"{took:.1f} s  {_clock(left)} left"
         )
 
     def evaluated(self, name: str, step: int, figures: dict[str, float]) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +18,8 @@ from .config.load import ConfigError, dump_config
 from .config.schema import Config
 from .engines.protocol import Engine
 from .evaluation import evaluate
-from .loop import Run, sync, trace_step
+from .learning import sync
+from .loop import trace_step
 from .phases import Phases, Silent
 from .policy.zero3 import Zero3Policy
 from .ranks import Ranks, connect
@@ -27,6 +27,7 @@ from .report import Reporter, read_metrics
 from .rollout.collector import Collector, Limits
 from .rollout.transcript import Transcript
 from .sources import Source, load_source
+from .state import Run
 from .tasks.order import TaskOrder
 
 
@@ -81,7 +82,9 @@ def _run(
                 engine,
                 transcript,
                 source.environments(config, transcript.count),
-                Limits(config.sampling.temperature, config.sampling.turn_tokens, config.sampling.context_tokens),
+                Limits(
+                    config.sampling.temperature, config.sampling.turn_tokens, config.sampling.context_tokens
+                ),
                 phases.watcher.advance,
             ),
             engine=engine,
@@ -110,7 +113,9 @@ def _train(
     held_out = list(source.test)[: config.evaluation.questions]
     first = load_checkpoint(run, directory) if done else 0
     probe_prompt = run.collector.plant(source.train[0]).nodes[0].token_ids
-    sync(run, probe_prompt[: config.sampling.context_tokens // 2])  # the engine proves itself before anything is sampled
+    sync(
+        run, probe_prompt[: config.sampling.context_tokens // 2]
+    )  # the engine proves itself before anything is sampled
     if held_out and first == 0:
         figures = evaluate(run.collector, held_out, run.ranks, run.phases, version=run.version)
         if reporter:
@@ -130,14 +135,14 @@ def _train(
             reporter.evaluated("after", config.steps, figures)
     run.policy.save_pretrained(config.run_dir / "policy")
     if reporter:
-        reporter.write_json("summary.json", summary(run, startup | run.phases.take(), time.perf_counter() - begun))
+        reporter.write_json(
+            "summary.json", summary(run, startup | run.phases.take(), time.perf_counter() - begun)
+        )
         reporter.say(f"policy: {config.run_dir / 'policy'}   summary: {config.run_dir / 'summary.json'}")
 
 
 def summary(run: Run, around: dict[str, float], wall_s: float) -> dict[str, Any]:
     """The run in a few figures."""
-    import json
-
     rows = read_metrics(run.config.run_dir)
     path = run.config.run_dir / "evaluations.json"
     evaluations = json.loads(path.read_text()) if path.is_file() else {}
@@ -152,7 +157,8 @@ def summary(run: Run, around: dict[str, float], wall_s: float) -> dict[str, Any]
         "exact_match_after": evaluations.get("after", {}).get("exact_match"),
         "effective_ratio_mean": sum(r["effective_ratio"] for r in rows) / max(1, len(rows)),
         "prefix_cache_hit_rate": totals.cached_tokens / max(1, totals.prompt_tokens),
-        "continuation_cache_hit_rate": totals.continuation_cached_tokens / max(1, totals.continuation_prompt_tokens),
+        "continuation_cache_hit_rate": totals.continuation_cached_tokens
+        / max(1, totals.continuation_prompt_tokens),
         "logprob_diff_max": max((r["sampling/sampling_logp_difference/max"] for r in rows), default=math.nan),
         "generated_tokens": totals.generated_tokens,
         "leaves": totals.leaves,
@@ -167,7 +173,9 @@ def check_source(config: Config, source: Source) -> None:
     if not source.train:
         raise ConfigError("task.train: no usable record, nothing to train on")
     if config.evaluation.questions and not source.test:
-        raise ConfigError("task.test: no usable record; set evaluation.questions=0 to train without evaluation")
+        raise ConfigError(
+            "task.test: no usable record; set evaluation.questions=0 to train without evaluation"
+        )
     if config.allocation.pool_size > len(source.train):
         raise ConfigError(
             f"allocation.pool: {config.allocation.pool_size} prompts per step, but there are only "

@@ -49,7 +49,9 @@ class Source:
     def tokenizer(self, config: Config) -> Any:
         """A tokenizer for a policy that is to be trained from nothing on the synthetic world."""
         assert self.world is not None
-        return world_tokenizer(self.world, config.environment.instructions or "", max_documents=config.environment.top_k)
+        return world_tokenizer(
+            self.world, config.environment.instructions or "", max_documents=config.environment.top_k
+        )
 
 
 def load_source(config: Config) -> Source:

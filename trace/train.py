@@ -13,8 +13,12 @@ def main() -> int:
     """Exit code 0 when the run is whole, 2 when the configuration cannot be used, 1 otherwise."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="YAML file of the run")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one config value")
-    parser.add_argument("--resume", action="store_true", help="go on from the run's latest checkpoint, if any")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override one config value"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the run's latest checkpoint, if any"
+    )
     parser.add_argument("--dry-run", action="store_true", help="validate, print the plan, and stop")
     parser.add_argument("--local_rank", type=int, default=0, help=argparse.SUPPRESS)  # the launcher passes it
     arguments = parser.parse_args()

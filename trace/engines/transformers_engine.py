@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -20,9 +21,12 @@ class TransformersEngine:
     """Engine protocol over a model of its own on `device`. Requests that wait together and sample alike
     run as one left-padded batch with a KV cache; it keeps no prefix cache between calls."""
 
-    def __init__(self, model_path: Path, *, dtype: torch.dtype, device: str = "cpu", max_batch: int = 256) -> None:
+    def __init__(
+        self, model_path: Path, *, dtype: torch.dtype, device: str = "cpu", max_batch: int = 256
+    ) -> None:
         self._tokenizer = AutoTokenizer.from_pretrained(model_path)
-        self._model = AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype).to(device).eval()
+        self._model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype)
+        self._model.to(device).eval()
         self._model.generation_config.update(top_p=None, top_k=None, min_p=None, repetition_penalty=None)
         self._max_batch = max_batch
         self._pending: list[_Pending] = []
@@ -40,7 +44,7 @@ class TransformersEngine:
         for file in sorted(source.glob("*.safetensors")):
             weights |= load_file(file)
         missing, unexpected = self._model.load_state_dict(weights, strict=False)
-        tied = set(getattr(self._model, "_tied_weights_keys", None) or ())
+        tied = set(self._model._tied_weights_keys or ()) if self._model.config.tie_word_embeddings else set()
         if unexpected or set(missing) - tied:
             raise EngineError(f"weights in {source} do not fit: missing {missing}, unexpected {unexpected}")
 
@@ -98,9 +102,8 @@ class TransformersEngine:
             logits = logits / temperature
         sampled = out.sequences[:, longest:]  # [n, steps]
         logprobs = logits.log_softmax(-1).gather(-1, sampled[..., None])[..., 0]
-        return [
-            self._completion(sampled[i].tolist(), logprobs[i].tolist(), s) for i, (_, s, _) in enumerate(batch)
-        ]
+        rows = zip(sampled.tolist(), logprobs.tolist(), batch, strict=True)
+        return [self._completion(ids, row, sampling) for ids, row, (_, sampling, _) in rows]
 
     def _completion(self, ids: list[int], logprobs: list[float], sampling: Sampling) -> Completion:
         """Cut the padded row where this request's own end is."""

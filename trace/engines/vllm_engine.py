@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import subprocess
@@ -33,8 +34,8 @@ class VllmEngine:
 
     `options` are arguments of `vllm.LLM`. `kv_cache_gib` is the CPU KV cache in GiB (whole numbers);
     on a GPU `gpu_memory_utilization` in `options` rules instead. `threads` is the number of CPU threads
-    of the process, `gpu` the index of its device among those visible. The process writes everything it prints to
-    `log_path`.
+    of the process, `gpu` the index of its device among those visible. The process writes everything it
+    prints to `log_path`.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class VllmEngine:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                cwd=log_path.parent,  # never the repository root: `trace/` there would hide the standard module
+                cwd=log_path.parent,  # never the repository root: its `trace/` would hide the standard module
             )
         theirs.close()
         self._connection = ours
@@ -95,7 +96,15 @@ class VllmEngine:
                 raise EngineError(self._dead)
             self._waiting[key] = (loop, future)
         self._send("generate", (key, list(prefix_ids), asdict(sampling)))
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            with self._waiting_lock:
+                abandoned = self._waiting.pop(key, None) is not None
+            if abandoned:
+                with contextlib.suppress(EngineError):
+                    self._send("abort", key)
+            raise
 
     def load_weights(self, source: Path, version: int) -> None:
         self._send("load", (str(source.resolve()), version))
@@ -117,6 +126,7 @@ class VllmEngine:
             except (EngineError, subprocess.TimeoutExpired):
                 self._process.kill()
                 self._process.wait()
+        self._reader.join()  # it ends with the process, and reads the connection until then
         self._connection.close()
 
     def _send(self, name: str, payload: Any, bare: bool = False) -> None:
@@ -147,11 +157,11 @@ class VllmEngine:
             if name in ("done", "refused"):
                 key, result = payload
                 with self._waiting_lock:
-                    loop, future = self._waiting.pop(key)
-                if name == "done":
-                    loop.call_soon_threadsafe(_resolve, future, Completion(**result))
-                else:
-                    loop.call_soon_threadsafe(_fail, future, EngineError(f"vLLM refused a request: {result}"))
+                    waiting = self._waiting.pop(key, None)  # None: abandoned meanwhile
+                if waiting and name == "done":
+                    _tell(*waiting, Completion(**result))
+                elif waiting:
+                    _tell(*waiting, EngineError(f"vLLM refused a request: {result}"))
             else:
                 self._replies.put((name, payload))
 
@@ -161,8 +171,7 @@ class VllmEngine:
             self._dead = message
             waiting, self._waiting = list(self._waiting.values()), {}
         for loop, future in waiting:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_fail, future, EngineError(message))
+            _tell(loop, future, EngineError(message))
         self._replies.put(("dead", message))
 
     def _obituary(self) -> str:
@@ -170,7 +179,8 @@ class VllmEngine:
             code: int | str | None = self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             code = "unknown"
-        return f"the vLLM engine process ended (exit code {code}); its log, {self._log_path}, ends:\n{self._log_tail()}"
+        ended = f"the vLLM engine process ended (exit code {code}); its log, {self._log_path}, ends:"
+        return f"{ended}\n{self._log_tail()}"
 
     def _log_tail(self, lines: int = 30) -> str:
         try:
@@ -193,8 +203,8 @@ def vllm_options(dtype: str, engine: EngineConfig, context_tokens: int, *, on_gp
             "enable_sleep_mode": engine.sleep,
             "enforce_eager": engine.enforce_eager,
         }
-    # Without compilation the CPU engine starts in seconds. vLLM 0.32 rewinds a seeded request's generator after
-    # a partial prefill, which CPU generators cannot do: prefill whole prompts.
+    # Without compilation the CPU engine starts in seconds. vLLM 0.32 rewinds a seeded request's generator
+    # after a partial prefill, which CPU generators cannot do: prefill whole prompts.
     return options | {
         "enforce_eager": True,
         "enable_chunked_prefill": False,
@@ -203,11 +213,18 @@ def vllm_options(dtype: str, engine: EngineConfig, context_tokens: int, *, on_gp
     }
 
 
-def _resolve(future: asyncio.Future[Completion], completion: Completion) -> None:
-    if not future.done():
-        future.set_result(completion)
+def _tell(
+    loop: asyncio.AbstractEventLoop, future: asyncio.Future[Completion], result: Completion | EngineError
+) -> None:
+    """Settle `future` from another thread; nobody listens once its loop is closed."""
 
+    def settle() -> None:
+        if future.done():
+            return
+        if isinstance(result, EngineError):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
 
-def _fail(future: asyncio.Future[Completion], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(settle)

@@ -109,6 +109,8 @@ def serve(connection: Connection, options: dict[str, Any]) -> None:
                     _add(llm, key, prefix_ids, sampling, version)
                 except Exception as error:
                     connection.send(("refused", (key, str(error))))
+            elif name == "abort":
+                engine.abort_request([str(payload)])
             elif name == "load":
                 path, version = payload
                 _load(llm, path, asleep)

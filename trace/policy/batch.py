@@ -8,14 +8,19 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
 from trace_kernels.advantages import TreeAdvantages, advantages, leaf_weights
+from trace_kernels.forest import path_sums
 from trace_kernels.layout import TreeLayout
 from trace_kernels.packing import CostModel, Part, balance, cut_forest
 
 from ..config.schema import LossConfig
-from ..rollout.tree import RolloutTree
+from ..rollout.tree import Node, RolloutTree
 
 NodeKey = tuple[int, int]  # (tree, node) in the step's list of trees
+Features = dict[
+    NodeKey, NDArray[np.float32]
+]  # one vector per node: log-probs of its tokens, or a hidden state
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,9 @@ class PackedBatch:
         return self.input_ids[self.edges]
 
     def to(self, device: torch.device) -> PackedBatch:
-        moved = {k: v.to(device) for k, v in self.__dict__.items() if isinstance(v, torch.Tensor | TreeLayout)}
+        moved = {
+            k: v.to(device) for k, v in self.__dict__.items() if isinstance(v, torch.Tensor | TreeLayout)
+        }
         return PackedBatch(**(self.__dict__ | moved))
 
 
@@ -176,7 +183,7 @@ def schedule(forest: Forest, max_tokens: int, world: int) -> list[list[Part | No
 
     Every rank computes the same schedule; unequal counts would hang ZeRO-3 for ever.
     """
-    longest = max((len(tree.prefix_ids(leaf)) for tree in forest.trees for leaf in tree.leaves() or [0]), default=0)
+    longest = int(path_sums(forest.parents, forest.lengths).max())
     share = -(-forest.tokens // world)  # so that one large part does not leave the other ranks idle
     cost = CostModel()
     parts = cut_forest(forest.parents, forest.lengths, max_tokens=max(longest, min(max_tokens, share)))
@@ -195,7 +202,6 @@ def prompt_forest(trees: Sequence[RolloutTree]) -> tuple[Forest, NDArray[np.int6
     shortest = min(len(p) for p in prompts)
     while shared < shortest - 1 and len({p[shared] for p in prompts}) == 1:
         shared += 1
-    from ..rollout.tree import Node  # the prompts become a tree of their own, without rollouts
 
     def node(parent: int, ids: list[int]) -> Node:
         return Node(parent, int(parent >= 0), "root", ids, [0] * len(ids), [0.0] * len(ids))

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
 from trace_kernels.edge_logprobs import EdgeLogprobHead
 from trace_kernels.integrations.transformers import enable_tree_attention
 from trace_kernels.layout import TreeLayout

@@ -69,7 +69,10 @@ def probe(
     trees = policy.ranks.gather(tree)
     logprobs, _, _ = policy.score(Forest.of(trees))
     differences = np.concatenate(
-        [np.abs(logprobs[i, 1] - np.asarray(t.nodes[1].logprobs, dtype=np.float32)) for i, t in enumerate(trees)]
+        [
+            np.abs(logprobs[i, 1] - np.asarray(t.nodes[1].logprobs, dtype=np.float32))
+            for i, t in enumerate(trees)
+        ]
     )
     mean, largest = float(differences.mean()), float(differences.max())
     allowed = tolerance if tolerance is not None else DEFAULT_TOLERANCE[dtype]

@@ -18,7 +18,7 @@ from transformers.integrations import HfDeepSpeedConfig
 
 from ..config.schema import LossConfig, ModelConfig, OptimizerConfig
 from ..ranks import Ranks
-from .batch import Forest, LossTerms, NodeKey, PackedBatch, dummy_batch, pack, schedule
+from .batch import Features, Forest, LossTerms, PackedBatch, dummy_batch, pack, schedule
 from .loss import tree_policy_loss
 from .module import load_tree_policy
 
@@ -67,13 +67,13 @@ class Zero3Policy:
 
     def score(
         self, forest: Forest, on_batch: Callable[[], None] = lambda: None
-    ) -> tuple[dict[NodeKey, NDArray[np.float32]], dict[NodeKey, NDArray[np.float32]], dict[str, float]]:
+    ) -> tuple[Features, Features, dict[str, float]]:
         """Log-probs [sampled tokens] and final hidden state [d] of every node, and mean figures, without gradient.
 
         All ranks take part and all get everything.
         """
-        logprobs: dict[NodeKey, NDArray[np.float32]] = {}
-        hidden: dict[NodeKey, NDArray[np.float32]] = {}
+        logprobs: Features = {}
+        hidden: Features = {}
         entropy_sum, edges = 0.0, 0
         with torch.no_grad():
             for batch in self._batches(forest, None):
@@ -100,7 +100,7 @@ class Zero3Policy:
         forest: Forest,
         terms: LossTerms,
         loss: LossConfig,
-        reference_logprobs: dict[NodeKey, NDArray[np.float32]] | None = None,
+        reference_logprobs: Features | None = None,
         on_batch: Callable[[], None] = lambda: None,
     ) -> dict[str, float]:
         """One optimiser step over the whole forest; returns its figures (`loss`, `grad_norm`, ...)."""
@@ -134,7 +134,7 @@ class Zero3Policy:
         forest: Forest,
         terms: LossTerms | None,
         loss: LossFunction,
-        reference_logprobs: dict[NodeKey, NDArray[np.float32]] | None = None,
+        reference_logprobs: Features | None = None,
         on_batch: Callable[[], None] = lambda: None,
     ) -> dict[str, float]:
         """Backward over every micro-batch of the forest, then one optimiser step. Sums come back over all ranks."""
@@ -143,7 +143,8 @@ class Zero3Policy:
         for batch in self._batches(forest, terms):
             logprob, entropy, _ = self._forward(batch)
             if batch.is_dummy:
-                value, sums = (logprob * 0.0).sum(), {}
+                value = (logprob * 0.0).sum()
+                sums: dict[str, float] = {}
             else:
                 reference = None
                 if reference_logprobs is not None:
@@ -161,7 +162,10 @@ class Zero3Policy:
             for name, amount in share.items():
                 merged[name] = merged.get(name, 0.0) + amount
         norm = self.engine.get_global_grad_norm()
-        return merged | {"grad_norm": float(norm) if norm is not None else 0.0, "learning_rate": self.learning_rate}
+        return merged | {
+            "grad_norm": float(norm) if norm is not None else 0.0,
+            "learning_rate": self.learning_rate,
+        }
 
     @property
     def learning_rate(self) -> float:

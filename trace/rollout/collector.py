@@ -118,7 +118,7 @@ class Collector:
             if result.done:
                 _end(node, result.reward or 0.0, result.outcome, None)
                 break
-            observation = self.transcript.observation_ids(messages, result.observation)
+            observation = self.transcript.observation_ids(messages, result.observation, node.token_ids)
             prefix = prefix + node.token_ids + observation
             if len(prefix) >= self.limits.context_tokens:
                 _end(node, 0.0, result.outcome, "context_limit")

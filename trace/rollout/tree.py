@@ -106,6 +106,8 @@ class RolloutTree:
 
     def check(self) -> None:
         """Raise ValueError when the tree breaks its invariants, naming the node."""
+        if not self.nodes:
+            raise ValueError(f"tree of task {self.task.id!r}: not even a root")
         has_child = {node.parent for node in self.nodes}
         for index, node in enumerate(self.nodes):
             where = f"tree of task {self.task.id!r}, node {index}"
@@ -133,9 +135,9 @@ class RolloutTree:
         try:
             record = json.loads(line)
             tree = cls(Task.from_json(record["task"]), [Node(**node) for node in record["nodes"]])
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            tree.check()
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise ValueError(f"not a rollout tree: {error} in {line[:80]!r}") from error
-        tree.check()
         return tree
 
 

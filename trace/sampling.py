@@ -1,0 +1,176 @@
+"""The sampling half of a step: whom to sample, and the rollouts themselves (algorithm.md, sections 2 and 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trace_kernels.packing import balance
+
+from . import ledger
+from .allocation.strategies import STRATEGIES, PrefixStage, RootStage
+from .engines.protocol import EngineCounters
+from .policy.batch import Features, Forest, prompt_forest
+from .rollout.tree import RolloutTree
+from .state import Run
+
+
+def plant_pool(run: Run) -> tuple[list[RolloutTree], int]:
+    """B candidate prompts, all different, and how many were left out because they do not fit the context."""
+    trees: dict[str, RolloutTree] = {}
+    skipped: set[str] = set()
+    while len(trees) < run.config.allocation.pool_size:
+        if len(trees) + len(skipped) >= len(run.tasks):
+            break
+        for index in run.order.take(1):
+            task = run.tasks[index]
+            if task.id in trees or task.id in skipped:
+                continue
+            tree = run.collector.plant(task)
+            if run.collector.fits(tree):
+                trees[task.id] = tree
+            else:
+                skipped.add(task.id)
+    if not trees:
+        raise ValueError(
+            f"none of the {len(skipped)} prompts fits sampling.context_tokens={run.config.sampling.context_tokens} "
+            f"beside a turn of sampling.turn_tokens={run.config.sampling.turn_tokens}"
+        )
+    return list(trees.values()), len(skipped)
+
+
+def score_roots(run: Run, pool: list[RolloutTree]) -> NDArray[np.float64]:
+    """[B] predicted success of the pool's prompts (0.5 where the strategy does not look at it)."""
+    if not STRATEGIES[run.config.allocation.strategy].needs_root_scores:
+        return np.full(len(pool), 0.5)
+    with run.phases("score roots"):
+        forest, rows = prompt_forest(pool)
+        _, hidden, _ = run.policy.score(forest)
+        features = np.stack([hidden[forest.keys[row]] for row in rows])
+        return run.ranks.from_main(lambda: run.predictor.predict(torch.from_numpy(features)))
+
+
+def allocate_roots(run: Run, v_root: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int64]:
+    """[B] bare rollouts of each prompt (section 2)."""
+    a = run.config.allocation
+    stage = RootStage(
+        v=v_root,
+        budget=a.bare_rollouts,
+        expansion=a.continuations,
+        group_size=a.group_size,
+        m_max=a.max_per_prompt,
+        contrast=a.contrast,
+        kappa=run.predictor.kappa,
+        exploration=a.exploration,
+    )
+    return run.ranks.from_main(lambda: STRATEGIES[a.strategy].roots(stage, rng))
+
+
+def sample_bare(
+    run: Run, pool: list[RolloutTree], counts: NDArray[np.int64], step: int
+) -> tuple[list[RolloutTree], list[list[int]]]:
+    """The active trees with their bare rollouts, and which of them each rank owns."""
+    trees = [tree for tree, n in zip(pool, counts, strict=True) if n]
+    active = [int(n) for n in counts if n]
+    owners = balance(active, run.ranks.world)
+    mine = owners[run.ranks.rank]
+
+    def sample() -> None:
+        run.collector.bare([trees[i] for i in mine], [active[i] for i in mine], _seed(run, step), run.version)
+
+    with run.phases("bare rollouts", sum(active[i] for i in mine)):
+        return share_trees(run, trees, mine, sample), owners
+
+
+def score_anchors(run: Run, trees: list[RolloutTree]) -> Features:
+    """Final hidden states at the turn prefixes of the bare rollouts."""
+    if (
+        not STRATEGIES[run.config.allocation.strategy].needs_prefix_scores
+        or not run.config.allocation.continuations
+    ):
+        return {}
+    with run.phases("score anchors"):
+        return run.policy.score(Forest.of(trees))[1]
+
+
+def allocate_prefixes(
+    run: Run, trees: list[RolloutTree], features: Features, rng: np.random.Generator
+) -> list[dict[int, int]]:
+    """Continuations of each anchor of each tree (section 3)."""
+    a = run.config.allocation
+    anchors = [(t, node, reward) for t, tree in enumerate(trees) for node, reward in tree.anchors()]
+    if not anchors or not a.continuations:
+        return [{} for _ in trees]
+
+    def decide() -> list[dict[int, int]]:
+        v = np.full(len(anchors), 0.5)
+        if features:
+            v = run.predictor.predict(
+                torch.from_numpy(np.stack([features[t, node] for t, node, _ in anchors]))
+            )
+        bare = [sum(n.kind == "bare" and n.reward is not None for n in tree.nodes) for tree in trees]
+        stage = PrefixStage(
+            v=v,
+            reward=np.array([int(reward) for _, _, reward in anchors]),
+            prompt=np.array([t for t, _, _ in anchors]),
+            budget=np.array(bare) * a.continuations,
+            contrast=a.contrast,
+            kappa=run.predictor.kappa,
+        )
+        counts: list[dict[int, int]] = [{} for _ in trees]
+        for (t, node, _), n in zip(anchors, STRATEGIES[a.strategy].prefixes(stage, rng), strict=True):
+            if n:
+                counts[t][node] = int(n)
+        return counts
+
+    return run.ranks.from_main(decide)
+
+
+def sample_continuations(
+    run: Run, trees: list[RolloutTree], owners: list[list[int]], counts: list[dict[int, int]], step: int
+) -> list[RolloutTree]:
+    """The trees with their continuations. Each stays with the rank whose engine has cached its prefixes."""
+    mine = owners[run.ranks.rank]
+
+    def sample() -> None:
+        run.collector.continuations(
+            [trees[i] for i in mine], [counts[i] for i in mine], _seed(run, step), run.version
+        )
+
+    with run.phases("continuations", sum(sum(counts[i].values()) for i in mine)):
+        return share_trees(run, trees, mine, sample)
+
+
+def share_trees(
+    run: Run, trees: list[RolloutTree], mine: list[int], sample: Callable[[], None]
+) -> list[RolloutTree]:
+    """Let every rank sample its own trees, then give all trees to all. One rank's failure fails all."""
+    error: Exception | None = None
+    try:
+        sample()
+    except Exception as caught:
+        error = caught
+    run.ranks.agree(error)
+    shared = list(trees)
+    for share in run.ranks.gather({i: trees[i] for i in mine}):
+        for index, tree in share.items():
+            shared[index] = tree
+    return shared
+
+
+def compare_with_engine(run: Run, spent: ledger.Ledger, before: EngineCounters | None) -> dict[str, int]:
+    """The engines' own counts of this step minus the ledger's: zeros, or something sampled unseen."""
+    after = run.engine.counters()
+    if before is None or after is None:
+        return {}
+    mine = {name: getattr(after, name) - getattr(before, name) for name in asdict(before)}
+    totals = {name: sum(share[name] for share in run.ranks.gather(mine)) for name in mine}
+    return spent.disagreement(EngineCounters(**totals))
+
+
+def _seed(run: Run, step: int) -> int:
+    return run.config.seed * 1_000_003 + step
