@@ -87,6 +87,7 @@ def sync(run: Run, prompt_ids: list[int]) -> dict[str, float]:
             temperature=c.sampling.temperature,
             dtype=c.model.dtype,
             tolerance=c.sync.tolerance,
+            max_tokens=c.sampling.turn_tokens,
             version=run.version,
         )
     return {"sync/probe_logp_difference/mean": mean, "sync/probe_logp_difference/max": largest}

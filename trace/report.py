@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from torch.utils.tensorboard import SummaryWriter
 
 from .rollout.tree import RolloutTree
+
+QUIET_S = 15.0  # without a terminal a long phase says how far it is this often
 
 
 class Reporter:
@@ -36,6 +39,8 @@ class Reporter:
         )
         self._bar: TaskID | None = None
         self._where = "start"
+        self._phase, self._done, self._said = "", 0, 0.0
+        self._total: int | None = None
         self._recent: list[float] = []  # seconds of the last steps
         _keep_steps(run_dir / "metrics.jsonl", resumed_at)
         _keep_lines(run_dir / "trees.jsonl", _tree_lines(run_dir))
@@ -60,11 +65,16 @@ class Reporter:
         self.console.print(text, highlight=False, markup=False)
 
     def start(self, name: str, total: int | None) -> None:
+        self._phase, self._total, self._done, self._said = name, total, 0, time.perf_counter()
         self._bar = self._progress.add_task(name, total=total, where=self._where)
 
     def advance(self) -> None:
+        self._done += 1
         if self._bar is not None:
             self._progress.advance(self._bar)
+        if not self.console.is_terminal and time.perf_counter() - self._said > QUIET_S:
+            self._said = time.perf_counter()
+            self.say(f"{self._phase}: {self._done}/{self._total or '?'}")
 
     def stop(self) -> None:
         if self._bar is not None:

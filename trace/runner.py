@@ -16,19 +16,25 @@ from .checkpoint import load_checkpoint, save_checkpoint
 from .cold_start import cold_start
 from .config.load import ConfigError, dump_config
 from .config.schema import Config
-from .engines.protocol import Engine
+from .engines.protocol import Engine, EngineError
 from .evaluation import evaluate
 from .learning import sync
 from .loop import trace_step
 from .phases import Phases, Silent
+from .policy.module import ModelError
+from .policy.sync import SyncError
 from .policy.zero3 import Zero3Policy
 from .ranks import Ranks, connect
 from .report import Reporter, read_metrics
 from .rollout.collector import Collector, Limits
-from .rollout.transcript import Transcript
+from .rollout.transcript import TemplateError, Transcript
 from .sources import Source, load_source
 from .state import Run
 from .tasks.order import TaskOrder
+from .tasks.records import RecordError
+
+# What a user can mend: shown as one message, without a traceback.
+USER_ERRORS = (EngineError, ModelError, RecordError, SyncError, TemplateError)
 
 
 def run(config: Config, *, resume: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -22,19 +23,28 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="validate, print the plan, and stop")
     parser.add_argument("--local_rank", type=int, default=0, help=argparse.SUPPRESS)  # the launcher passes it
     arguments = parser.parse_args()
+    is_main = os.environ.get("RANK", "0") == "0"
     try:
         config = load_config(arguments.config, arguments.set)
         if arguments.dry_run:
             from trace_rl.plan import plan, render
 
-            print(render(plan(config)))
+            if is_main:
+                print(render(plan(config)))
             return 0
-        from trace_rl.runner import run
-
+        from trace_rl.runner import USER_ERRORS, run
+    except ConfigError as error:
+        if is_main:
+            print(f"config error:\n{error}", file=sys.stderr)
+        return 2
+    try:
         run(config, resume=arguments.resume)
     except ConfigError as error:
         print(f"config error:\n{error}", file=sys.stderr)
         return 2
+    except USER_ERRORS as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -16,9 +16,7 @@ def root(tokens: int = 3) -> Node:
     return Node(-1, 0, "root", list(range(tokens)), [0] * tokens, [0.0] * tokens)
 
 
-def turn(
-    tree: RolloutTree, parent: int, kind: Any, sampled: int, observed: int = 0, **fields: Any
-) -> int:
+def turn(tree: RolloutTree, parent: int, kind: Any, sampled: int, observed: int = 0, **fields: Any) -> int:
     """Append a turn of `sampled` and `observed` tokens below `parent`; returns its index."""
     node = Node(
         parent=parent,

@@ -28,7 +28,8 @@ class Section(BaseModel):
 
 class ModelConfig(Section):
     path: Path
-    """Hugging Face directory: config, tokenizer, safetensors weights; if absent, the cold start makes it."""
+    """Hugging Face directory with config, tokenizer and safetensors weights. With a `cold_start` section it may be
+    left out, and is then `run_dir/cold_start`; the cold start makes it when it is absent."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of weights and activations in trainer and sampler."""
     gradient_checkpointing: bool = False
@@ -327,6 +328,15 @@ class Config(Section):
     """Newest checkpoints to keep."""
     deepspeed: dict[str, Any] = {}
     """Passed through to DeepSpeed's own config, over the trainer's ZeRO-3 defaults."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_first_policy(cls, raw: Any) -> Any:
+        if isinstance(raw, dict) and raw.get("cold_start") and "run_dir" in raw:
+            model = raw.get("model") or {}
+            if isinstance(model, dict) and "path" not in model:
+                return raw | {"model": model | {"path": str(Path(str(raw["run_dir"])) / "cold_start")}}
+        return raw
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:

@@ -25,8 +25,8 @@ class TransformersEngine:
         self, model_path: Path, *, dtype: torch.dtype, device: str = "cpu", max_batch: int = 256
     ) -> None:
         self._tokenizer = AutoTokenizer.from_pretrained(model_path)
-        self._model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype)
-        self._model.to(device).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype)
+        self._model = model.to(device).eval()
         self._model.generation_config.update(top_p=None, top_k=None, min_p=None, repetition_penalty=None)
         self._max_batch = max_batch
         self._pending: list[_Pending] = []

@@ -47,13 +47,14 @@ def probe(
     temperature: float,
     dtype: str,
     tolerance: float | None,
+    max_tokens: int,
     version: int,
 ) -> tuple[float, float]:
     """Sample a few tokens and compare their log-probs with the trainer's: mean and max difference in nats.
 
     Every rank probes its own engine. Raises SyncError beyond the tolerance, on all ranks.
     """
-    sampling = Sampling(temperature, PROBE_TOKENS, seed=version)
+    sampling = Sampling(temperature, min(PROBE_TOKENS, max_tokens), seed=version)
     error: Exception | None = None
     tree = RolloutTree(Task("probe", "", ("",), "probe"), [])
     try:
