@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+from .arguments import positive
+
 SUBJECTS = ("layout", "packed_pass")
 
 
@@ -20,7 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("subject", nargs="?", choices=SUBJECTS, metavar="SUBJECT", help=", ".join(SUBJECTS))
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     parser.add_argument("--quick", action="store_true", help="small inputs, two runs: does it work?")
-    parser.add_argument("--runs", type=int, help="timed runs of every method (default: 5, with --quick 2)")
+    parser.add_argument(
+        "--runs", type=positive, help="timed runs of every method (default: 5, with --quick 2)"
+    )
+    parser.add_argument("--threads", type=positive, help="of torch on the CPU (default: all cores)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
     subjects: dict[str, ModuleType] = {
         name: importlib.import_module(f".{name}", __package__) for name in SUBJECTS
@@ -29,14 +34,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         subject.add_arguments(parser.add_argument_group(name))
     options = parser.parse_args(arguments)
     options.quick |= options.subject is None
-    options.runs = options.runs or (2 if options.quick else 5)
-    if options.runs < 1:
-        parser.error(f"--runs: expected at least 1, got {options.runs}")
+    if options.runs is None:
+        options.runs = 2 if options.quick else 5
 
-    from .machine import describe, use_all_cores
+    from .machine import describe, use_threads
     from .rows import table, write_json
 
-    use_all_cores()
+    use_threads(options.threads)
     options.device = options.device or describe("cpu").best_device
     machine = describe(options.device)
     rows = []

@@ -29,8 +29,9 @@ class Machine:
         return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def use_all_cores() -> None:
-    torch.set_num_threads(_cores())
+def use_threads(count: int | None) -> None:
+    """That many threads in torch; None: one for each core."""
+    torch.set_num_threads(count or _cores())
 
 
 def describe(device: str) -> Machine:

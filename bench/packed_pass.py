@@ -28,6 +28,7 @@ from trace_rl.policy.module import DTYPES, TreePolicy, load_tree_policy
 from trace_rl.rollout.tree import RolloutTree
 
 from . import flat
+from .arguments import positive
 from .measure import PeakMemory, Phases, median_ratio
 from .rows import Row
 from .trees import HOTPOTQA, SMALL, made_up_trees, step_trees
@@ -46,9 +47,9 @@ def add_arguments(group: Any) -> None:
         "--trees", type=Path, metavar="FILE", help="a run's trees.jsonl (default: made-up trees)"
     )
     group.add_argument("--step", type=int, help="whose trees to take (default: the run's last step)")
-    group.add_argument("--prompts", type=int, default=4, help="made-up trees, or most trees of the step")
+    group.add_argument("--prompts", type=positive, default=4, help="made-up trees, or most trees of the step")
     group.add_argument("--dtype", choices=sorted(DTYPES), default="float32")
-    group.add_argument("--micro-batch-tokens", type=int, default=4096)
+    group.add_argument("--micro-batch-tokens", type=positive, default=4096)
 
 
 @dataclass
@@ -56,13 +57,15 @@ class Result:
     """What one method gave over all rounds; log-probs and gradients of the first."""
 
     ms: dict[str, list[float]] = field(default_factory=dict)
+    cpu_ms: list[float] = field(default_factory=list)
     peak: int | None = None
     logprobs: list[Tensor] = field(default_factory=list)  # per rollout
     gradients: dict[str, Tensor] = field(default_factory=dict)
 
-    def add(self, times: dict[str, float]) -> None:
-        for name, value in (times | {PASS: sum(times.values())}).items():
+    def add(self, phases: Phases) -> None:
+        for name, value in (phases.ms | {PASS: sum(phases.ms.values())}).items():
             self.ms.setdefault(name, []).append(value)
+        self.cpu_ms.append(phases.cpu_ms)
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,8 @@ def run(options: argparse.Namespace) -> list[Row]:
         trees, step = step_trees(options.trees, options.step)
         trees = [tree for tree in trees if tree.leaves()][: options.prompts]
         where = f"{options.trees.resolve().parent.name} step {step}"
+        if not trees:
+            raise ValueError(f"{options.trees}: no finished rollout among the trees asked for")
         if max(max(node.token_ids, default=0) for tree in trees for node in tree.nodes) >= vocab:
             raise ValueError(
                 f"--trees {options.trees}: made with another vocabulary than the model's {vocab}"
@@ -132,6 +137,7 @@ class _Work:
 def _models(options: argparse.Namespace, device: torch.device) -> tuple[TreePolicy, flat.FlatPolicy]:
     from transformers import AutoModelForCausalLM, LlamaConfig
 
+    stock: Any
     if options.model is not None:
         policy = load_tree_policy(
             options.model, dtype=options.dtype, temperature=1.0, gradient_checkpointing=False, liger=False
@@ -159,9 +165,7 @@ def _models(options: argparse.Namespace, device: torch.device) -> tuple[TreePoli
         )
         stock.load_state_dict(model.state_dict())
         policy = TreePolicy(model, temperature=1.0)
-    policy.to(device).train()
-    stock.to(device).train()
-    return policy, flat.FlatPolicy(stock)
+    return policy.to(device).train(), flat.FlatPolicy(stock.to(device).train())
 
 
 def _methods(
@@ -233,7 +237,7 @@ def _rounds(
             logprobs = method.run(phases)
             peak = memory.stop()
             result.peak = None if peak is None else max(result.peak or 0, peak)
-            result.add(phases.ms)
+            result.add(phases)
             if number == 0:
                 result.logprobs = logprobs
                 result.gradients = {
@@ -266,6 +270,7 @@ def _rows(workload: str, results: dict[str, Result], sizes: dict[str, float]) ->
                     "token_ratio": tokens,
                     "time_ratio": ratio,
                     "time/token_ratio": ratio / tokens,
+                    "cpu_time_ratio": median_ratio(results[best].cpu_ms, result.cpu_ms),
                 }
             rows.append(
                 Row(

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, StoppingCriteria, StoppingCriteriaList
 
 from .protocol import Completion, EngineError, Sampling
 
+_Stopped = Callable[[list[int], tuple[str, ...]], bool]
 _Pending = tuple[list[int], Sampling, asyncio.Future[Completion]]
 
 
@@ -91,8 +92,7 @@ class TransformersEngine:
                 max_new_tokens=max(s.max_tokens for _, s, _ in batch),
                 do_sample=temperature > 0,
                 temperature=temperature if temperature > 0 else None,
-                stop_strings=list(stop) or None,
-                tokenizer=self._tokenizer if stop else None,
+                stopping_criteria=StoppingCriteriaList([_Ends(self._stopped, longest, stop)] if stop else []),
                 pad_token_id=pad,
                 output_logits=True,
                 return_dict_in_generate=True,
@@ -110,10 +110,25 @@ class TransformersEngine:
         eos = self._model.generation_config.eos_token_id
         ends = set(eos if isinstance(eos, list) else [eos])
         for n, token in enumerate(ids[: sampling.max_tokens], start=1):
-            tail = self._tokenizer.decode(ids[max(0, n - 24) : n]) if sampling.stop else ""
-            if token in ends or any(stop in tail for stop in sampling.stop):
+            if token in ends or self._stopped(ids[:n], sampling.stop):
                 return Completion(ids[:n], logprobs[:n], truncated=False, cached_tokens=0)
         return Completion(ids[: sampling.max_tokens], logprobs[: sampling.max_tokens], True, 0)
+
+    def _stopped(self, ids: list[int], stop: tuple[str, ...]) -> bool:
+        """Whether a stop string ends in the last of `ids`, those before it having been asked already."""
+        tail = self._tokenizer.decode(ids[-24:]) if stop else ""
+        return any(string in tail for string in stop)
+
+
+class _Ends(StoppingCriteria):
+    """Stops each row by the engine's own rule: transformers' `stop_strings` knows only some tokenizers."""
+
+    def __init__(self, stopped: _Stopped, prompt: int, stop: tuple[str, ...]) -> None:
+        self._stopped, self._prompt, self._stop = stopped, prompt, stop
+
+    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
+        sampled = input_ids[:, self._prompt :].tolist()
+        return torch.tensor([self._stopped(ids, self._stop) for ids in sampled], device=input_ids.device)
 
 
 def _joint_seed(seeds: list[int]) -> int:

@@ -50,7 +50,7 @@ class Zero3Policy:
         self.micro_batch_tokens = micro_batch_tokens
         self._optimizer = optimizer
         settings = zero3_settings(model.dtype, optimizer if trainable else None, device, deepspeed_overrides)
-        self._zero_init = HfDeepSpeedConfig(settings)  # alive while loading: the weights arrive partitioned
+        partitioned = HfDeepSpeedConfig(settings)  # while it lives, weights arrive partitioned
         module = load_tree_policy(
             path,
             dtype=model.dtype,
@@ -58,6 +58,7 @@ class Zero3Policy:
             gradient_checkpointing=model.gradient_checkpointing,
             liger=model.liger,
         )
+        del partitioned  # other models of this process, such as an engine's, load and generate as ever
         self.hidden_size: int = module.model.config.hidden_size
         if not trainable:
             module.requires_grad_(False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,8 +120,3 @@ def task(name: str = "t") -> Task:
 
 async def wait(event: asyncio.Event) -> None:
     await asyncio.wait_for(event.wait(), HANG_S)
-
-
-def wait_in_thread(event: threading.Event) -> None:
-    if not event.wait(HANG_S):
-        raise TimeoutError("nobody else went on")

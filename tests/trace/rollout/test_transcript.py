@@ -119,7 +119,7 @@ def test_observations_inject_no_control_tokens(style: Any, pieces: list[str]) ->
     assert BYTES.decode(ids) == (text if style == "raw" else text.strip())  # and nothing is lost
     plain = text.count("<information>")
     assert ids.count(BYTES.convert_tokens_to_ids("<information>")) == plain
-    assert transcript.count(text) == len(transcript._plain_ids(text))
+    assert transcript.count(text) == len(Transcript(BYTES).observation_ids(MESSAGES, text))
 
 
 def test_the_prompt_keeps_its_control_tokens_after_observations_lost_theirs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,8 @@ def test_orders_and_paths(tree: RolloutTree) -> None:
         assert path[0] == 0
         assert path[-1] == i
         assert len(path) == node.depth + 1
-        assert all(nodes[child].parent == parent for parent, child in zip(path, path[1:], strict=False))
-        assert tree.prefix_ids(i) == sum((nodes[j].token_ids for j in path), [])
+        assert all(nodes[child].parent == parent for parent, child in pairwise(path))
+        assert tree.prefix_ids(i) == [token for j in path for token in nodes[j].token_ids]
     childless = [i for i in range(1, len(nodes)) if not below[i]]
     assert tree.leaves() == childless
     assert tree.rewards() == [nodes[i].reward for i in childless]
