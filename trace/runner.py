@@ -34,7 +34,7 @@ from .tasks.order import TaskOrder
 from .tasks.records import RecordError
 
 # What a user can mend: shown as one message, without a traceback.
-USER_ERRORS = (EngineError, ModelError, RecordError, SyncError, TemplateError)
+USER_ERRORS = (EngineError, FileNotFoundError, ModelError, RecordError, SyncError, TemplateError)
 
 
 def run(config: Config, *, resume: bool = False) -> None:

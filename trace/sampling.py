@@ -13,6 +13,7 @@ from trace_kernels.packing import balance
 
 from . import ledger
 from .allocation.strategies import STRATEGIES, PrefixStage, RootStage
+from .config.load import ConfigError
 from .engines.protocol import EngineCounters
 from .policy.batch import Features, Forest, prompt_forest
 from .rollout.tree import RolloutTree
@@ -36,7 +37,7 @@ def plant_pool(run: Run) -> tuple[list[RolloutTree], int]:
             else:
                 skipped.add(task.id)
     if not trees:
-        raise ValueError(
+        raise ConfigError(
             f"none of the {len(skipped)} prompts fits sampling.context_tokens={run.config.sampling.context_tokens} "
             f"beside a turn of sampling.turn_tokens={run.config.sampling.turn_tokens}"
         )
