@@ -24,12 +24,13 @@ from torch import Tensor
 from trace_kernels.packing import Part
 from trace_rl.config.schema import LossConfig
 from trace_rl.policy.batch import Forest, LossTerms, NodeKey, pack, schedule
-from trace_rl.policy.module import DTYPES, TreePolicy, load_tree_policy
+from trace_rl.policy.module import DTYPES, TreePolicy
 from trace_rl.rollout.tree import RolloutTree
 
 from . import flat
 from .arguments import positive
 from .measure import PeakMemory, Phases, median_ratio
+from .models import two_models
 from .rows import Row
 from .trees import HOTPOTQA, SMALL, made_up_trees, step_trees
 
@@ -76,7 +77,7 @@ class Method:
 
 def run(options: argparse.Namespace) -> list[Row]:
     device = torch.device(options.device)
-    policy, stock = _models(options, device)
+    policy, stock = two_models(options.model, options.dtype, device, small=options.quick)
     vocab = int(policy.model.config.vocab_size)
     if options.trees is not None:
         trees, step = step_trees(options.trees, options.step)
@@ -132,40 +133,6 @@ class _Work:
 
     def parts(self) -> list[Part]:
         return [part for part in schedule(self.forest, self.limit, 1)[0] if part is not None]
-
-
-def _models(options: argparse.Namespace, device: torch.device) -> tuple[TreePolicy, flat.FlatPolicy]:
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
-    stock: Any
-    if options.model is not None:
-        policy = load_tree_policy(
-            options.model, dtype=options.dtype, temperature=1.0, gradient_checkpointing=False, liger=False
-        )
-        stock = AutoModelForCausalLM.from_pretrained(
-            options.model, dtype=DTYPES[options.dtype], attn_implementation="sdpa"
-        )
-    else:
-        size = 64 if options.quick else 256
-        shape: dict[str, Any] = {
-            "vocab_size": 1000 if options.quick else 8000,
-            "hidden_size": size,
-            "intermediate_size": 3 * size,
-            "num_hidden_layers": 2 if options.quick else 6,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "tie_word_embeddings": True,
-        }
-        torch.manual_seed(0)
-        model, stock = (
-            AutoModelForCausalLM.from_config(
-                LlamaConfig(**shape), dtype=DTYPES[options.dtype], attn_implementation="sdpa"
-            )
-            for _ in range(2)  # a model's config is its own: tree attention is switched on in it
-        )
-        stock.load_state_dict(model.state_dict())
-        policy = TreePolicy(model, temperature=1.0)
-    return policy.to(device).train(), flat.FlatPolicy(stock.to(device).train())
 
 
 def _methods(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -16,21 +17,28 @@ from . import ledger
 from .state import Run
 
 LATEST = "latest"
+WORLD = "world.json"  # beside the ranks' own files: read before any of them, the same on every rank
 
 
 def save_checkpoint(run: Run, directory: Path, step: int) -> None:
-    """Write the state after `step` under `directory/step_N`, then point `latest` to it, then drop old ones."""
+    """Write the state after `step` under `directory/step_N`, then point `latest` to it, then drop the others.
+
+    Kept are the newest `keep_checkpoints`; a later step is left over from before a resume, and goes too.
+    """
     tag = f"step_{step}"
     run.policy.engine.save_checkpoint(
         str(directory), tag=tag, client_state=_state(run, step), save_latest=False
     )
     run.ranks.barrier()
     if run.ranks.is_main:
+        (directory / tag / WORLD).write_text(json.dumps({"ranks": run.ranks.world}))
         pointer = directory / f"{LATEST}.part"
         pointer.write_text(tag)
         os.replace(pointer, directory / LATEST)  # only a whole checkpoint is ever the latest
-        for old in checkpoints(directory)[: -run.config.keep_checkpoints]:
-            shutil.rmtree(directory / f"step_{old}", ignore_errors=True)
+        found = checkpoints(directory)
+        kept = [s for s in found if s <= step][-run.config.keep_checkpoints :]
+        for other in set(found) - set(kept):
+            shutil.rmtree(directory / f"step_{other}", ignore_errors=True)
     run.ranks.barrier()
 
 
@@ -48,13 +56,15 @@ def load_checkpoint(run: Run, directory: Path) -> int:
     if not pointer.is_file():
         return 0
     tag = pointer.read_text().strip()
+    world = _world(directory / tag)
+    if world != run.ranks.world:
+        raise ValueError(
+            f"checkpoint {directory / tag} was written by {world} ranks, this run has {run.ranks.world}: "
+            "resume with as many ranks as before"
+        )
     path, state = run.policy.engine.load_checkpoint(str(directory), tag=tag)
     if path is None:
         raise ValueError(f"checkpoint {directory / tag} cannot be read")
-    if state["world"] != run.ranks.world:
-        raise ValueError(
-            f"checkpoint {directory / tag} was written by {state['world']} ranks, this run has {run.ranks.world}"
-        )
     random.setstate(_tuple(state["python_rng"]))
     kind, keys, *rest = state["numpy_rng"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
@@ -67,12 +77,18 @@ def load_checkpoint(run: Run, directory: Path) -> int:
     return int(state["step"])
 
 
+def _world(path: Path) -> int:
+    try:
+        return int(json.loads((path / WORLD).read_text())["ranks"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"checkpoint {path} cannot be read: {error}") from error
+
+
 def _state(run: Run, step: int) -> dict[str, Any]:
     """Plain numbers and tensors only, so that any reader can load them; each rank writes its own."""
     kind, keys, *rest = np.random.get_state()
     return {
         "step": step,
-        "world": run.ranks.world,
         "version": run.version,
         "optimizer_steps": run.policy.steps,
         "order": run.order.state_dict(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,9 +45,7 @@ class Reporter:
         _keep_lines(run_dir / "trees.jsonl", _tree_lines(run_dir))
         self._metrics = (run_dir / "metrics.jsonl").open("a", buffering=1)
         self._trees = (run_dir / "trees.jsonl").open("a")
-        self._board = SummaryWriter(
-            str(run_dir / "tensorboard"), purge_step=resumed_at + 1 if resumed_at else None
-        )
+        self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=resumed_at + 1)
         self._progress.start()
 
     def __enter__(self) -> Reporter:
@@ -122,9 +119,14 @@ class Reporter:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, float]]:
-    """Rows of metrics.jsonl."""
-    path = run_dir / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    """Rows of metrics.jsonl, of a run that is under way or was killed too."""
+    return [json.loads(line) for line in _whole_lines(run_dir / "metrics.jsonl")]
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """Lines of a file with their ends, but for the half a line that a killed run may have left."""
+    lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
+    return lines[:-1] if lines and not lines[-1].endswith("\n") else lines
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
@@ -137,8 +139,7 @@ def _keep_steps(path: Path, last: int) -> None:
     """Set rows after step `last` aside: a resumed run writes those steps again."""
     if not path.is_file():
         return
-    lines = path.read_text().splitlines(keepends=True)
-    whole = [line for line in lines if line.endswith("\n")]  # a killed run may leave half a line
+    whole = _whole_lines(path)
     late = [line for line in whole if json.loads(line)["step"] > last]
     if late:
         with path.with_name("metrics.discarded.jsonl").open("a") as aside:
@@ -155,10 +156,11 @@ def _tree_lines(run_dir: Path) -> int:
 
 
 def _keep_lines(path: Path, size: int) -> None:
+    """Set what stands after the first `size` bytes aside, but for half a line at the end."""
     if path.is_file() and path.stat().st_size > size:
         with path.open("r+b") as trees, path.with_name("trees.discarded.jsonl").open("ab") as aside:
             trees.seek(size)
-            shutil.copyfileobj(trees, aside)
+            aside.writelines(line for line in trees if line.endswith(b"\n"))
             trees.truncate(size)
 
 

@@ -6,13 +6,18 @@ from collections.abc import Callable
 
 import torch
 
+from .backends.flash import flash_attention, is_available
 from .backends.segments import segments_attention
 from .layout import TreeLayout
 from .reference.tree_attention import tree_attention_reference
 
 Backend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, TreeLayout, float], torch.Tensor]
 
-BACKENDS: dict[str, Backend] = {"segments": segments_attention, "reference": tree_attention_reference}
+BACKENDS: dict[str, Backend] = {
+    "segments": segments_attention,
+    "flash": flash_attention,
+    "reference": tree_attention_reference,
+}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -33,7 +38,9 @@ def tree_attention(
             head h reads key head h // (H / Hk)).
         layout: the packed forest of the T tokens.
         scale: factor on the scores; default 1 / sqrt(D).
-        backend: "auto", "segments" (any device, exact, no T x T memory) or "reference" (dense oracle).
+        backend: "segments" (any device and type, exact, no T x T memory, no copies), "flash" (FlashAttention
+            over gathered paths: GPU, half types), "reference" (dense oracle) or "auto": "flash" for half types
+            on a GPU when `flash-attn` is installed, else "segments".
 
     Returns:
         The outputs in q's shape and dtype; differentiable in q, k and v.
@@ -52,9 +59,15 @@ def tree_attention(
     batched = q.ndim == 4
     q, k, v = (_packed(name, x, batched) for name, x in (("q", q), ("k", k), ("v", v)))
     _check(q, k, v, layout)
-    run = BACKENDS["segments" if backend == "auto" else backend]
+    run = BACKENDS[choose_backend(q) if backend == "auto" else backend]
     out = run(q, k, v, layout, q.shape[-1] ** -0.5 if scale is None else float(scale))
     return out.transpose(0, 1).unsqueeze(0) if batched else out
+
+
+def choose_backend(q: torch.Tensor) -> str:
+    """What "auto" means for these queries."""
+    half = q.dtype in (torch.bfloat16, torch.float16)
+    return "flash" if q.device.type == "cuda" and half and is_available() else "segments"
 
 
 def _packed(name: str, x: torch.Tensor, batched: bool) -> torch.Tensor:

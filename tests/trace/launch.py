@@ -21,7 +21,14 @@ TINY: dict[str, Any] = {
     "sampling": {"turn_tokens": 24, "context_tokens": 256},
     "allocation": {"bare_rollouts": 12, "continuations": 1, "pool": 6, "max_per_prompt": 4, "group_size": 4},
     "optimizer": {"learning_rate": 5e-4, "micro_batch_tokens": 512},
-    "cold_start": {"steps": 100, "batch": 16, "learning_rate": 4e-3, "hidden_size": 128, "layers": 2, "hasty": 0.5},
+    "cold_start": {
+        "steps": 100,
+        "batch": 16,
+        "learning_rate": 4e-3,
+        "hidden_size": 128,
+        "layers": 2,
+        "hasty": 0.5,
+    },
     "evaluation": {"questions": 12},
     "checkpoint_every": 1,
 }
@@ -58,7 +65,9 @@ def deepspeed_command(config: Path, *arguments: str, ranks: int = 1) -> list[str
     return [str(launcher), *options, "trace/train.py", "--config", str(config), *arguments]
 
 
-def train(config: Path, *arguments: str, ranks: int = 1, timeout: int = 400) -> subprocess.CompletedProcess[str]:
+def train(
+    config: Path, *arguments: str, ranks: int = 1, timeout: int = 400
+) -> subprocess.CompletedProcess[str]:
     """Run the trainer under its launcher from the repository root."""
     return subprocess.run(
         deepspeed_command(config, *arguments, ranks=ranks),

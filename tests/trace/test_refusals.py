@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from trace_rl.config.load import ConfigError, parse_config
 from trace_rl.runner import check_source
 from trace_rl.sources import load_source

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from trace_rl.config.load import load_config
 from trace_rl.rollout.tree import read_trees
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from .launch import ROOT, deepspeed_command, environment, train, write_config
 

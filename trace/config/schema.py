@@ -36,8 +36,9 @@ class ModelConfig(Section):
     """Recompute activations in the backward pass: less memory, about a third more time."""
     liger: bool = False
     """Use Liger's fused RMSNorm, RoPE and SwiGLU kernels (GPU only)."""
-    attention: Literal["auto", "segments", "reference"] = "auto"
-    """Backend of the tree attention."""
+    attention: Literal["auto", "segments", "flash"] = "auto"
+    """Backend of the tree attention: `segments` is exact on any device, `flash` is FlashAttention over gathered
+    paths (GPU, bfloat16, needs flash-attn); `auto` takes flash where it can."""
     observations: Literal["raw", "chat"] = "raw"
     """How observations join the history: as `raw` text inside one assistant turn (Search-R1), or as a `chat`
     message through the model's template, which must then be append-only."""
@@ -345,8 +346,10 @@ class Config(Section):
                 f"cold_start needs task.kind=world, got {self.task.kind}: "
                 "only the synthetic world makes expert traces"
             )
-        if self.model.dtype == "bfloat16" and self.model.attention == "reference":
-            raise ValueError("model.attention=reference is the float32 oracle; use auto with bfloat16")
+        if self.model.dtype == "float32" and self.model.attention == "flash":
+            raise ValueError(
+                "model.attention=flash computes in half types; use auto or segments with float32"
+            )
         if self.optimizer.micro_batch_tokens < self.sampling.context_tokens:
             raise ValueError(
                 f"optimizer.micro_batch_tokens={self.optimizer.micro_batch_tokens} is less than "

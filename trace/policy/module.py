@@ -22,7 +22,7 @@ class ModelError(ValueError):
 class TreePolicy(nn.Module):
     """A causal language model whose attention knows the tree and whose head never builds logits."""
 
-    def __init__(self, model: Any, temperature: float) -> None:
+    def __init__(self, model: Any, temperature: float, attention: str = "auto") -> None:
         super().__init__()
         if getattr(model.config, "final_logit_softcapping", None):
             raise ModelError("the model soft-caps its logits, which the log-prob head does not do yet")
@@ -30,6 +30,7 @@ class TreePolicy(nn.Module):
         EdgeLogprobHead.adopt(model.get_output_embeddings())
         self.model = model
         self.temperature = temperature
+        self.attention = attention
 
     def forward(
         self, input_ids: Tensor, layout: TreeLayout, edge_src: Tensor, labels: Tensor, node_ends: Tensor
@@ -37,7 +38,11 @@ class TreePolicy(nn.Module):
         """`input_ids` [T], `edge_src` and `labels` [E], `node_ends` [n] -> log-prob [E], entropy [E] in nats,
         float32, under the sampling temperature; final hidden states [n, d], detached."""
         hidden = self.model.base_model(
-            input_ids=input_ids[None], position_ids=layout.depth[None], tree_layout=layout, use_cache=False
+            input_ids=input_ids[None],
+            position_ids=layout.depth[None],
+            tree_layout=layout,
+            tree_backend=self.attention,
+            use_cache=False,
         ).last_hidden_state[0]  # [T, d]
         head = self.model.get_output_embeddings()
         logprob, entropy = head(hidden, edge_src=edge_src, labels=labels, temperature=self.temperature)
@@ -45,7 +50,13 @@ class TreePolicy(nn.Module):
 
 
 def load_tree_policy(
-    path: Path, *, dtype: str, temperature: float, gradient_checkpointing: bool, liger: bool
+    path: Path,
+    *,
+    dtype: str,
+    temperature: float,
+    gradient_checkpointing: bool,
+    liger: bool,
+    attention: str = "auto",
 ) -> TreePolicy:
     """Read a Hugging Face directory; inside an active `HfDeepSpeedConfig` the weights arrive partitioned.
 
@@ -67,7 +78,7 @@ def load_tree_policy(
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0  # old and new log-probs must be functions of the weights alone
-    return TreePolicy(model, temperature)
+    return TreePolicy(model, temperature, attention)
 
 
 def _use_liger(model: Any) -> None:

@@ -57,6 +57,7 @@ class Zero3Policy:
             temperature=temperature,
             gradient_checkpointing=model.gradient_checkpointing,
             liger=model.liger,
+            attention=model.attention,
         )
         del partitioned  # other models of this process, such as an engine's, load and generate as ever
         self.hidden_size: int = module.model.config.hidden_size

@@ -48,6 +48,8 @@ def tree_attention_forward(
 ) -> tuple[torch.Tensor, None]:
     """The registered attention function: query [1, H, T, D], key/value [1, Hk, T, D] -> ([1, T, H, D], None).
 
+    `tree_layout` and, optionally, `tree_backend` come from the model call's extra keywords.
+
     Raises:
         UnsupportedModelError: no `tree_layout` reached this layer, or the call asks for something tree
             attention does not compute.
@@ -70,7 +72,8 @@ def tree_attention_forward(
             f"{where}: {key.shape[2]} keys for {query.shape[2]} queries: no key/value cache here"
         )
     _check_positions(where, layout, kwargs.get("position_ids"))
-    out = tree_attention(query, key, value, layout, scale=scaling)
+    backend = kwargs.get("tree_backend") or "auto"
+    out = tree_attention(query, key, value, layout, scale=scaling, backend=backend)
     return out.transpose(1, 2), None
 
 

@@ -80,8 +80,8 @@ def test_pool_is_never_below_two() -> None:
         ({"cold_start": {"heads": 4, "kv_heads": 3}}, "heads a multiple of kv_heads=3"),
         ({"cold_start": {"hidden_size": 12}}, "cold_start: hidden_size / heads = 3 must be even"),
         (
-            {"model": {"path": "m", "dtype": "bfloat16", "attention": "reference"}},
-            "model.attention=reference is the float32 oracle",
+            {"model": {"path": "m", "dtype": "float32", "attention": "flash"}},
+            "model.attention=flash computes in half types",
         ),
         (
             {"optimizer": {"micro_batch_tokens": 4095}},

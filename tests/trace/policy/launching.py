@@ -32,7 +32,14 @@ def launch(script: Path, *arguments: str, ranks: int, timeout: int) -> None:
     port = str(free_port())
     command = [sys.executable]
     if ranks > 1:
-        command = [str(binaries / "deepspeed"), "--num_gpus", str(ranks), "--master_port", port, "--no_local_rank"]
+        command = [
+            str(binaries / "deepspeed"),
+            "--num_gpus",
+            str(ranks),
+            "--master_port",
+            port,
+            "--no_local_rank",
+        ]
     process = subprocess.Popen(
         [*command, str(script), *arguments],
         env=environment | {"MASTER_PORT": port},

@@ -56,7 +56,9 @@ def write_model(path: Path, *, tied: bool, seed: int) -> None:
     ).save_pretrained(path)
 
 
-def random_tree(rng: random.Random, most_turns: int = 9, rewards: Sequence[float] = (0.0, 1.0)) -> RolloutTree:
+def random_tree(
+    rng: random.Random, most_turns: int = 9, rewards: Sequence[float] = (0.0, 1.0)
+) -> RolloutTree:
     """Any tree shape, nodes in any legal order, sampled and other tokens mixed within a turn."""
     parents = [-1, *(rng.randint(0, i) for i in range(rng.randint(1, most_turns)))]
     tree = RolloutTree(TASK)
@@ -147,7 +149,12 @@ def flat_loss(
         for leaf, advantage in zip(tree.leaves(), treepo(tree), strict=True):
             path = tree.path(leaf)
             sampler = torch.tensor(
-                [lp for n in path for lp, m in zip(tree.nodes[n].logprobs, tree.nodes[n].loss_mask, strict=True) if m]
+                [
+                    lp
+                    for n in path
+                    for lp, m in zip(tree.nodes[n].logprobs, tree.nodes[n].loss_mask, strict=True)
+                    if m
+                ]
             )
             before = torch.from_numpy(np.concatenate([old[t, n] for n in path]))
             now = token_logprobs(model, tree, leaf)

@@ -82,7 +82,9 @@ def test_a_batch_holds_the_sampled_tokens_and_what_predicts_them(trees: list[Rol
         batch = pack(forest, part, terms)
         keys = [forest.keys[row] for row in batch.rows]
         starts = np.cumsum([0, *(len(trees[t].nodes[n].token_ids) for t, n in keys)])
-        where = {key: range(a, b) for key, a, b in zip(keys, starts, starts[1:], strict=False)}  # packed positions
+        where = {
+            key: range(a, b) for key, a, b in zip(keys, starts, starts[1:], strict=False)
+        }  # packed positions
         edge = 0
         for key in keys:
             t, n = key
@@ -103,9 +105,16 @@ def test_a_batch_holds_the_sampled_tokens_and_what_predicts_them(trees: list[Rol
         assert edge == len(batch.edges) == sum(batch.edge_counts)
 
 
-@given(forests, st.integers(0, 40), st.sampled_from(["per_leaf", "per_subtree"]), st.sampled_from(["treepo", "turn"]))
+@given(
+    forests,
+    st.integers(0, 40),
+    st.sampled_from(["per_leaf", "per_subtree"]),
+    st.sampled_from(["treepo", "turn"]),
+)
 @settings(max_examples=60, deadline=None)
-def test_weights_of_the_parts_add_up(trees: list[RolloutTree], more: int, weighting: Any, advantage: Any) -> None:
+def test_weights_of_the_parts_add_up(
+    trees: list[RolloutTree], more: int, weighting: Any, advantage: Any
+) -> None:
     """Over all parts, a token carries the weight and the advantages of the leaves below it."""
     loss = LossConfig(leaf_weighting=weighting, advantage=advantage)
     forest = Forest.of(trees)
@@ -147,7 +156,9 @@ def test_a_scoring_pass_has_no_weights() -> None:
 
 @given(forests, st.integers(1, 80), st.integers(1, 5))
 @settings(max_examples=80, deadline=None)
-def test_the_schedule_gives_all_ranks_the_same_number(trees: list[RolloutTree], limit: int, world: int) -> None:
+def test_the_schedule_gives_all_ranks_the_same_number(
+    trees: list[RolloutTree], limit: int, world: int
+) -> None:
     forest = Forest.of(trees)
     plan = schedule(forest, limit, world)
     assert len(plan) == world
@@ -194,7 +205,9 @@ def test_parts_add_up_to_the_whole_and_to_flat_rollouts(models: Path) -> None:
     stock = stock_model(models / "untied")
     old = {key: lp + 0.2 * np.float32(np.sin(key[1])) for key, lp in score_flat(stock, trees).items()}
     terms = terms_of(forest, LOSS, old)
-    tokens = sum(sum(tree.nodes[n].loss_mask) for tree in trees for leaf in tree.leaves() for n in tree.path(leaf))
+    tokens = sum(
+        sum(tree.nodes[n].loss_mask) for tree in trees for leaf in tree.leaves() for n in tree.path(leaf)
+    )
     value = flat_loss(stock, trees, old, LOSS)
     value.backward()
     want = {f"model.{name}": p.grad for name, p in stock.named_parameters()}
@@ -247,7 +260,15 @@ def row_prefix(forest: Forest, row: int) -> list[int]:
         ([[1, 2], [1, 2, 3, 4], [1, 2, 3]], 1 + 1 + 3 + 2),
         ([[1], [1, 2]], 3),
     ],
-    ids=["common", "nothing common", "one", "one token", "identical", "prefix of another", "one token prefix"],
+    ids=[
+        "common",
+        "nothing common",
+        "one",
+        "one token",
+        "identical",
+        "prefix of another",
+        "one token prefix",
+    ],
 )
 def test_prompts_share_their_beginning(ids: list[list[int]], tokens: int) -> None:
     forest, rows = prompt_forest(prompts(*ids))

@@ -44,7 +44,9 @@ def assert_same_logprobs(got: Results, want: Results) -> None:
 def assert_same_weights(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> None:
     assert got.keys() == want.keys()
     for name, expected in want.items():
-        torch.testing.assert_close(got[name], expected, rtol=0, atol=TOLERANCE, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            got[name], expected, rtol=0, atol=TOLERANCE, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 def assert_same_training(got: Results, want: Results) -> None:

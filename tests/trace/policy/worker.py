@@ -62,7 +62,9 @@ class Worker:
             temperature=TEMPERATURE,
             micro_batch_tokens=micro_batch_tokens,
             optimizer=optimizer if trainable else None,
-            deepspeed_overrides=OVERRIDES if trainable else {"zero_optimization": OVERRIDES["zero_optimization"]},
+            deepspeed_overrides=OVERRIDES
+            if trainable
+            else {"zero_optimization": OVERRIDES["zero_optimization"]},
             trainable=trainable,
         )
         try:
@@ -89,7 +91,9 @@ def train(
         "weights": dict(policy.weights()),
         "parts": len(schedule(forest, policy.micro_batch_tokens, policy.ranks.world)[0]),
         "dummies": sum(
-            part is None for bin in schedule(forest, policy.micro_batch_tokens, policy.ranks.world) for part in bin
+            part is None
+            for bin in schedule(forest, policy.micro_batch_tokens, policy.ranks.world)
+            for part in bin
         ),
     }
 
@@ -98,7 +102,10 @@ def plain(w: Worker) -> dict[str, Any]:
     with w.policy("untied") as policy:
         parameters = list(policy.engine.module.parameters())
         held = [p.ds_tensor.numel() / p.ds_numel for p in parameters]
-        return train(policy, Forest.of(random_trees(0, 6))) | {"held": max(held), "zero3": is_deepspeed_zero3_enabled()}
+        return train(policy, Forest.of(random_trees(0, 6))) | {
+            "held": max(held),
+            "zero3": is_deepspeed_zero3_enabled(),
+        }
 
 
 def micro_batches(w: Worker) -> dict[str, Any]:

@@ -1,0 +1,82 @@
+"""The gathered-path backend against the dense oracle, under FlashAttention's varlen contract."""
+
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trace_kernels import TreeLayout, tree_attention
+from trace_kernels.backends import flash
+from trace_kernels.reference.tree_attention import tree_attention_reference
+
+
+def varlen(q, k, v, cu_q, cu_k, max_q, max_k, *, softmax_scale, causal):
+    """`flash_attn_varlen_func`: sequence i's queries are aligned with the END of its keys."""
+    assert causal
+    assert cu_q.dtype == cu_k.dtype == torch.int32
+    group = q.shape[1] // k.shape[1]
+    outs = []
+    for i in range(len(cu_q) - 1):
+        qi = q[cu_q[i] : cu_q[i + 1]].float().transpose(0, 1)
+        ki, vi = (
+            x[cu_k[i] : cu_k[i + 1]].float().transpose(0, 1).repeat_interleave(group, 0) for x in (k, v)
+        )
+        n, m = qi.shape[1], ki.shape[1]
+        assert n <= max_q
+        assert m <= max_k
+        mask = torch.ones(n, m, dtype=torch.bool).tril(m - n)
+        scores = (qi @ ki.transpose(1, 2) * softmax_scale).masked_fill(~mask, float("-inf"))
+        outs.append((scores.softmax(-1) @ vi).transpose(0, 1))
+    return torch.cat(outs).to(q.dtype)
+
+
+@pytest.fixture(autouse=True)
+def fake_flash(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("flash_attn")
+    module.flash_attn_varlen_func = varlen  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flash_attn", module)
+    monkeypatch.setattr(flash, "is_available", lambda: True)
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), size=st.integers(1, 9), pad=st.integers(1, 8))
+def test_equals_the_oracle(data, size, pad):
+    path: list[int] = []
+    parents = []
+    for i in range(size):  # any DFS pre-order: a parent is on the previous node's path, or none
+        parent = data.draw(st.sampled_from([-1, *path]))
+        parents.append(parent)
+        path = [*path[: path.index(parent) + 1], i] if parent >= 0 else [i]
+    lengths = data.draw(st.lists(st.integers(1, 5), min_size=size, max_size=size))
+    layout = TreeLayout.from_segments(parents, lengths, pad_to_multiple=pad)
+    generator = torch.Generator().manual_seed(int(np.sum(lengths)))
+    q, k, v = (
+        torch.randn(layout.num_tokens, heads, 16, generator=generator).to(torch.bfloat16).requires_grad_()
+        for heads in (4, 2, 2)
+    )
+    out = tree_attention(q, k, v, layout, backend="flash")
+    expected = tree_attention_reference(q.float(), k.float(), v.float(), layout, 0.25)
+    torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
+    weights = torch.randn(out.shape, generator=generator)
+    grads = torch.autograd.grad((out.float() * weights).sum(), (q, k, v))
+    wanted = torch.autograd.grad((expected * weights).sum(), (q, k, v))
+    for got, want in zip(grads, wanted, strict=True):
+        assert (got - want).float().norm() <= 0.02 * want.float().norm() + 1e-6
+
+
+def test_refuses_float32():
+    layout = TreeLayout.from_segments([-1], [3])
+    q = torch.randn(3, 2, 16)
+    with pytest.raises(ValueError, match="bf16 or fp16"):
+        tree_attention(q, q, q, layout, backend="flash")
+
+
+def test_names_the_missing_package(monkeypatch):
+    monkeypatch.setattr(flash, "is_available", lambda: False)
+    q = torch.randn(3, 2, 16, dtype=torch.bfloat16)
+    with pytest.raises(ImportError, match="flash-attn"):
+        tree_attention(q, q, q, TreeLayout.from_segments([-1], [3]), backend="flash")

@@ -1,0 +1,73 @@
+"""Tree attention through FlashAttention's varlen kernel, over the gathered keys and values of each path.
+
+A chain of tokens attends to its ancestors and causally to itself: with the chain's path gathered, that is one
+sequence whose queries are the last of its keys, which is how the kernel aligns `causal`. The price is a copy of K/V
+per path (and a gradient summed back over the copies), so this pays for short prefixes and for half types, where the
+exact `segments` backend computes in fp32.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..layout import TreeLayout
+
+
+def is_available() -> bool:
+    """Whether the `flash-attn` package is installed."""
+    return importlib.util.find_spec("flash_attn") is not None
+
+
+def path_gather(layout: TreeLayout) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
+    """What the varlen kernel needs for a layout: packed positions of all paths' keys one after the other (int64),
+    cumulative query and key lengths (int32, [chains + 1]), and the longest of either.
+
+    Padding tokens are chains of one token.
+    """
+    end = layout.num_tokens - layout.num_padding
+    chains = [*layout.chains, *((t, t + 1, t + 1) for t in range(end, layout.num_tokens))]
+    open_paths: list[tuple[int, np.ndarray]] = []  # (subtree end, positions from the root)
+    keys: list[np.ndarray] = []
+    for start, stop, subtree_end in chains:
+        while open_paths and open_paths[-1][0] <= start:
+            open_paths.pop()
+        own = np.arange(start, stop)
+        path = np.concatenate([open_paths[-1][1], own]) if open_paths else own
+        open_paths.append((subtree_end, path))
+        keys.append(path)
+    query_lengths = np.array([stop - start for start, stop, _ in chains])
+    key_lengths = np.array([len(path) for path in keys])
+
+    def cumulated(lengths: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate([[0], lengths.cumsum()]).astype(np.int32)).to(layout.device)
+
+    gather = torch.from_numpy(np.concatenate(keys)).to(layout.device)
+    longest = int(query_lengths.max()), int(key_lengths.max())
+    return gather, cumulated(query_lengths), cumulated(key_lengths), *longest
+
+
+def flash_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: TreeLayout, scale: float
+) -> torch.Tensor:
+    """Tree attention on q [T, H, D], k/v [T, Hk, D] -> [T, H, D]; bf16 or fp16 on a GPU.
+
+    Raises ImportError when `flash-attn` is missing, ValueError for another type.
+    """
+    if q.dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(f"backend 'flash' computes in bf16 or fp16, got {q.dtype}; use backend='segments'")
+    if not is_available():
+        raise ImportError("backend 'flash' needs the flash-attn package: pip install 'trace-kernels[flash]'")
+    from flash_attn import flash_attn_varlen_func
+
+    key = ("flash", q.device)
+    if key not in layout._cache:
+        layout._cache[key] = path_gather(layout.to(q.device))
+    gather, query_ends, key_ends, longest_query, longest_key = layout._cache[key]
+    arguments: dict[str, Any] = {"softmax_scale": scale, "causal": True}
+    return flash_attn_varlen_func(
+        q, k[gather], v[gather], query_ends, key_ends, longest_query, longest_key, **arguments
+    )
