@@ -17,15 +17,18 @@ from . import ledger
 from .state import Run
 
 LATEST = "latest"
-WORLD = "world.json"  # beside the ranks' own files: read before any of them, the same on every rank
+WORLD = "world.json"  # written into a checkpoint last, when the files of all ranks are there
 
 
 def save_checkpoint(run: Run, directory: Path, step: int) -> None:
     """Write the state after `step` under `directory/step_N`, then point `latest` to it, then drop the others.
 
-    Kept are the newest `keep_checkpoints`; a later step is left over from before a resume, and goes too.
+    Kept are the newest `keep_checkpoints`. What a crash left behind goes: half a checkpoint, or one that
+    `latest` never pointed to, of a step after this one.
     """
     tag = f"step_{step}"
+    if run.ranks.is_main:
+        (directory / tag / WORLD).unlink(missing_ok=True)
     run.policy.engine.save_checkpoint(
         str(directory), tag=tag, client_state=_state(run, step), save_latest=False
     )
@@ -35,16 +38,15 @@ def save_checkpoint(run: Run, directory: Path, step: int) -> None:
         pointer = directory / f"{LATEST}.part"
         pointer.write_text(tag)
         os.replace(pointer, directory / LATEST)  # only a whole checkpoint is ever the latest
-        found = checkpoints(directory)
-        kept = [s for s in found if s <= step][-run.config.keep_checkpoints :]
-        for other in set(found) - set(kept):
-            shutil.rmtree(directory / f"step_{other}", ignore_errors=True)
+        kept = [s for s in checkpoints(directory) if s <= step][-run.config.keep_checkpoints :]
+        for other in set(directory.glob("step_*")) - {directory / f"step_{s}" for s in kept}:
+            shutil.rmtree(other, ignore_errors=True)
     run.ranks.barrier()
 
 
 def checkpoints(directory: Path) -> list[int]:
-    """Steps that have a checkpoint directory, oldest first."""
-    return sorted(int(p.name.removeprefix("step_")) for p in directory.glob("step_*") if p.is_dir())
+    """Steps that have a whole checkpoint, oldest first."""
+    return sorted(int(path.parent.name.removeprefix("step_")) for path in directory.glob(f"step_*/{WORLD}"))
 
 
 def load_checkpoint(run: Run, directory: Path) -> int:

@@ -16,6 +16,10 @@ T = TypeVar("T")
 TIMEOUT = timedelta(hours=2)  # the slowest rank may sample for long; a dead rank is the launcher's to notice
 
 
+class RankError(RuntimeError):
+    """Another rank failed; the message says which and why."""
+
+
 @dataclass(frozen=True)
 class Ranks:
     """This process among the trainer's; `group` carries objects."""
@@ -44,19 +48,23 @@ class Ranks:
 
     def from_main(self, compute: Callable[[], T]) -> T:
         """`compute()` of rank 0, on every rank; if it raises there, every rank raises."""
-        box: list[Any] = [None, None]
+        value: Any = None
+        error: Exception | None = None
         if self.is_main:
             try:
-                box[0] = compute()
-            except Exception as error:
-                if self.world == 1:
-                    raise
-                box[1] = error
+                value = compute()
+            except Exception as caught:
+                error = caught
         if self.world > 1:
+            # The other ranks wait for this message, whatever happened; an exception may not survive pickling.
+            box = [value, _describe(error)]
             dist.broadcast_object_list(box, src=0, group=self.group)
-        if box[1] is not None:
-            raise box[1]
-        return box[0]
+            value, failure = box
+            if failure is not None and not self.is_main:
+                raise RankError(f"rank 0 failed: {failure}")
+        if error is not None:
+            raise error
+        return value
 
     def barrier(self) -> None:
         if self.world > 1:
@@ -64,13 +72,17 @@ class Ranks:
 
     def agree(self, error: BaseException | None) -> None:
         """Raise on every rank when any rank failed, so that none waits for one that is gone."""
-        failed = [
-            (rank, text) for rank, text in enumerate(self.gather(str(error) if error else None)) if text
-        ]
+        failures = self.gather(_describe(error))
         if error is not None:
             raise error
-        if failed:
-            raise RuntimeError(f"rank {failed[0][0]} failed: {failed[0][1]}")
+        for rank, failure in enumerate(failures):
+            if failure is not None:
+                raise RankError(f"rank {rank} failed: {failure}")
+
+
+def _describe(error: BaseException | None) -> str | None:
+    """An error in words, never empty."""
+    return None if error is None else f"{type(error).__name__}: {error}"
 
 
 def connect(device: torch.device) -> Ranks:

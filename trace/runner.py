@@ -24,7 +24,7 @@ from .phases import Phases, Silent
 from .policy.module import ModelError
 from .policy.sync import SyncError
 from .policy.zero3 import Zero3Policy
-from .ranks import Ranks, connect
+from .ranks import RankError, Ranks, connect
 from .report import Reporter, read_metrics
 from .rollout.collector import Collector, Limits
 from .rollout.transcript import TemplateError, Transcript
@@ -34,7 +34,7 @@ from .tasks.order import TaskOrder
 from .tasks.records import RecordError
 
 # What a user can mend: shown as one message, without a traceback.
-USER_ERRORS = (EngineError, FileNotFoundError, ModelError, RecordError, SyncError, TemplateError)
+USER_ERRORS = (EngineError, FileNotFoundError, ModelError, RankError, RecordError, SyncError, TemplateError)
 
 
 def run(config: Config, *, resume: bool = False) -> None:
@@ -107,7 +107,7 @@ def _run(
             ),
             phases=phases,
         )
-        _train(current, source, reporter, startup | phases.take(), begun, done)
+        _train(current, source, reporter, _added(startup, phases.take()), begun, done)
     finally:
         engine.close()
 
@@ -118,15 +118,15 @@ def _train(
     config, directory = run.config, run.config.run_dir / "checkpoints"
     held_out = list(source.test)[: config.evaluation.questions]
     first = load_checkpoint(run, directory) if done else 0
-    probe_prompt = run.collector.plant(source.train[0]).nodes[0].token_ids
-    sync(
-        run, probe_prompt[: config.sampling.context_tokens // 2]
-    )  # the engine proves itself before anything is sampled
+    if first:
+        run.version -= 1  # the sync below brings the weights of this version once more
+    prompt = run.collector.plant(source.train[0]).nodes[0].token_ids
+    sync(run, prompt[: config.sampling.context_tokens // 2])  # the engine proves itself before it samples
     if held_out and first == 0:
         figures = evaluate(run.collector, held_out, run.ranks, run.phases, version=run.version)
         if reporter:
             reporter.evaluated("before", 0, figures)
-    startup |= run.phases.take()
+    around = _added(startup, run.phases.take())
     for step in range(first + 1, config.steps + 1):
         report = trace_step(run, step)
         if reporter:
@@ -134,7 +134,7 @@ def _train(
         if config.checkpoint_every and (step % config.checkpoint_every == 0 or step == config.steps):
             with run.phases("checkpoint"):
                 save_checkpoint(run, directory, step)
-    run.phases.take()
+            around = _added(around, run.phases.take())
     if held_out:
         figures = evaluate(run.collector, held_out, run.ranks, run.phases, version=run.version)
         if reporter:
@@ -142,7 +142,7 @@ def _train(
     run.policy.save_pretrained(config.run_dir / "policy")
     if reporter:
         reporter.write_json(
-            "summary.json", summary(run, startup | run.phases.take(), time.perf_counter() - begun)
+            "summary.json", summary(run, _added(around, run.phases.take()), time.perf_counter() - begun)
         )
         reporter.say(f"policy: {config.run_dir / 'policy'}   summary: {config.run_dir / 'summary.json'}")
 
@@ -152,11 +152,10 @@ def summary(run: Run, around: dict[str, float], wall_s: float) -> dict[str, Any]
     rows = read_metrics(run.config.run_dir)
     path = run.config.run_dir / "evaluations.json"
     evaluations = json.loads(path.read_text()) if path.is_file() else {}
-    phases = dict(around)
+    phases = around
     for row in rows:
-        for name, value in row.items():
-            if name.startswith("phase/"):
-                phases[name.removeprefix("phase/")] = phases.get(name.removeprefix("phase/"), 0.0) + value
+        times = {k.removeprefix("phase/"): v for k, v in row.items() if k.startswith("phase/")}
+        phases = _added(phases, times)
     totals = run.totals
     return {
         "exact_match_before": evaluations.get("before", {}).get("exact_match"),
@@ -172,6 +171,10 @@ def summary(run: Run, around: dict[str, float], wall_s: float) -> dict[str, Any]
         "wall_s": wall_s,
         "phase_s": phases,
     }
+
+
+def _added(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in one | other}
 
 
 def check_source(config: Config, source: Source) -> None:

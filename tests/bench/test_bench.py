@@ -106,7 +106,7 @@ def test_trees_of_one_step_of_a_run(tmp_path: Path) -> None:
 
 def test_no_folder_of_ours_hides_a_library(tmp_path: Path) -> None:
     code = (
-        "import runpy, sys; assert sys.path[0] == '', 'the root must be on the path, or nothing is tested';"
+        "import runpy, sys; assert '' in sys.path, 'the root must be on the path, or nothing is tested';"
         "sys.argv = ['bench', '--help']\n"
         "try: runpy.run_module('bench', run_name='__main__', alter_sys=True)\n"
         "except SystemExit: pass\n"

@@ -69,9 +69,13 @@ def test_every_step_is_there_to_read(tmp_path: Path) -> None:
     assert kept_trees(directory) == json_of(1, 2, 3)
     whole = (directory / "trees.jsonl").read_bytes()
     for row in rows:  # a step's trees end where its row says
-        assert whole[: int(row["trees_end"])].decode().splitlines() == json_of(*range(1, int(row["step"]) + 1))
+        assert whole[: int(row["trees_end"])].decode().splitlines() == json_of(
+            *range(1, int(row["step"]) + 1)
+        )
     for name in NAMES:
-        assert scalars(directory, name) == [(step, pytest.approx(metrics_of(step)[name])) for step in (1, 2, 3)]
+        assert scalars(directory, name) == [
+            (step, pytest.approx(metrics_of(step)[name])) for step in (1, 2, 3)
+        ]
 
 
 def test_a_step_is_on_disk_before_the_next_begins(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ class OptimizerConfig(Section):
     learning_rate: PositiveFloat = 1e-6
     """Peak AdamW learning rate."""
     warmup_steps: NonNegativeInt = 0
-    """Steps of linear warm-up."""
+    """Optimiser steps of linear warm-up."""
     weight_decay: NonNegativeFloat = 0.0
     """AdamW weight decay."""
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.999)

@@ -18,7 +18,7 @@ from transformers.integrations import HfDeepSpeedConfig
 
 from ..config.schema import LossConfig, ModelConfig, OptimizerConfig
 from ..ranks import Ranks
-from .batch import Features, Forest, LossTerms, PackedBatch, dummy_batch, pack, schedule
+from .batch import Features, Forest, LossTerms, NodeKey, PackedBatch, dummy_batch, pack, schedule
 from .loss import tree_policy_loss
 from .module import load_tree_policy
 
@@ -76,26 +76,27 @@ class Zero3Policy:
         """
         logprobs: Features = {}
         hidden: Features = {}
-        entropy_sum, edges = 0.0, 0
+        entropies: dict[NodeKey, float] = {}  # sums; by node, since a cut tree forwards shared tokens again
         with torch.no_grad():
             for batch in self._batches(forest, None):
                 logprob, entropy, ends = self._forward(batch)
                 on_batch()
                 if batch.is_dummy:
                     continue
-                per_node = np.split(logprob.cpu().numpy(), np.cumsum(batch.edge_counts)[:-1])
+                bounds = np.cumsum(batch.edge_counts)[:-1]
+                per_node = np.split(logprob.cpu().numpy(), bounds)
+                entropy_of = np.split(entropy.cpu().numpy(), bounds)
                 states = ends.float().cpu().numpy()
                 for i, row in enumerate(batch.rows):
-                    logprobs[forest.keys[row]] = per_node[i]
-                    hidden[forest.keys[row]] = states[i]
-                entropy_sum += float(entropy.sum())
-                edges += entropy.numel()
-        shares = self.ranks.gather((logprobs, hidden, entropy_sum, edges))
-        for other_logprobs, other_hidden, _, _ in shares:
-            logprobs |= other_logprobs
-            hidden |= other_hidden
-        count = max(1, sum(share[3] for share in shares))
-        return logprobs, hidden, {"entropy": sum(share[2] for share in shares) / count}
+                    key = forest.keys[row]
+                    logprobs[key], hidden[key] = per_node[i], states[i]
+                    entropies[key] = float(entropy_of[i].sum())
+        for share in self.ranks.gather((logprobs, hidden, entropies)):
+            logprobs |= share[0]
+            hidden |= share[1]
+            entropies |= share[2]
+        tokens = max(1, sum(len(values) for values in logprobs.values()))
+        return logprobs, hidden, {"entropy": sum(entropies.values()) / tokens}
 
     def update(
         self,

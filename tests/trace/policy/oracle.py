@@ -171,14 +171,13 @@ def flat_loss(
 
 def train_flat(
     path: Path,
-    trees: Sequence[RolloutTree],
+    batches: Sequence[Sequence[RolloutTree]],
     loss: LossConfig,
     optimizer: OptimizerConfig,
     *,
-    updates: int = 2,
-    reference: PerNode | None = None,
+    reference: Any = None,
 ) -> dict[str, Any]:
-    """`updates` AdamW steps on the same trees and old log-probs; what happened, and the weights after it."""
+    """One AdamW step per batch, old log-probs all taken before the first; what happened, and the weights."""
     model = stock_model(path)
     adam = torch.optim.AdamW(
         model.parameters(),
@@ -187,18 +186,18 @@ def train_flat(
         weight_decay=optimizer.weight_decay,
         eps=EPS,
     )
-    old = score_flat(model, trees)
+    old = [score_flat(model, trees) for trees in batches]
     losses, norms = [], []
-    for _ in range(updates):
+    for trees, before in zip(batches, old, strict=True):
         adam.zero_grad()
-        value = flat_loss(model, trees, old, loss, reference)
+        value = flat_loss(model, trees, before, loss, score_flat(reference, trees) if reference else None)
         value.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), optimizer.gradient_clipping or 1e9)
         adam.step()
         losses.append(float(value.detach()))
         norms.append(float(norm))
     return {
-        "logprobs": old,
+        "logprobs": old[0],
         "loss": losses,
         "grad_norm": norms,
         "weights": {name: value.detach() for name, value in model.named_parameters()},

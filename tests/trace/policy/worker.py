@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal
 from unittest import mock
 
 import torch
+from odd_engines import outcomes
 from oracle import EPS, TEMPERATURE, random_trees
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from trace_rl.cold_start import negative_log_likelihood
 from trace_rl.config.schema import LossConfig, ModelConfig, OptimizerConfig
-from trace_rl.engines.protocol import Completion, EngineError, Sampling
-from trace_rl.engines.transformers_engine import TransformersEngine
+from trace_rl.learning import update_policy
+from trace_rl.phases import Phases
 from trace_rl.policy import zero3
 from trace_rl.policy.batch import Features, Forest, LossTerms, schedule
-from trace_rl.policy.sync import probe, sync_weights
 from trace_rl.policy.zero3 import Zero3Policy
 from trace_rl.ranks import Ranks, connect
 
@@ -51,11 +53,12 @@ class Worker:
         optimizer: OptimizerConfig = OPTIMIZER,
         micro_batch_tokens: int = ONE_BATCH,
         checkpointing: bool = False,
+        dtype: Literal["float32", "bfloat16"] = "float32",
         trainable: bool = True,
     ) -> Iterator[Zero3Policy]:
         path = self.models / model
         policy = Zero3Policy(
-            ModelConfig(path=path, gradient_checkpointing=checkpointing),
+            ModelConfig(path=path, gradient_checkpointing=checkpointing, dtype=dtype),
             path,
             ranks=self.ranks,
             device=torch.device("cpu"),
@@ -118,6 +121,11 @@ def checkpointing(w: Worker) -> dict[str, Any]:
         return train(policy, Forest.of(random_trees(0, 6)))
 
 
+def bfloat16(w: Worker) -> dict[str, Any]:
+    with w.policy("untied", dtype="bfloat16") as policy:
+        return train(policy, Forest.of(random_trees(0, 6)))
+
+
 def saved(w: Worker) -> dict[str, Any]:
     """The tied model, its weights written twice over, and a save that breaks off."""
     with w.policy("tied") as policy:
@@ -154,6 +162,25 @@ def against_reference(w: Worker) -> dict[str, Any]:
         return found | {"reference": logprobs, "reference_after": reference.score(forest)[0]}
 
 
+def minibatches(w: Worker, loss: LossConfig = LOSS) -> dict[str, Any]:
+    """`learning.update_policy` on a run that has no more than that needs."""
+    forest = Forest.of(random_trees(0, 6))
+    settings = OPTIMIZER.model_copy(update={"minibatches": 2})
+    with w.policy("untied") as policy, w.policy("other", trainable=False) as reference:
+        run = SimpleNamespace(
+            config=SimpleNamespace(loss=loss, optimizer=settings, engine=SimpleNamespace(sleep=False)),
+            phases=Phases(),
+            policy=policy,
+            reference=reference if loss.kl else None,
+        )
+        figures = update_policy(run, forest, policy.score(forest)[0])  # type: ignore[arg-type]
+        return {"figures": figures, "weights": dict(policy.weights()), "phases": set(run.phases.take())}
+
+
+def minibatches_against_reference(w: Worker) -> dict[str, Any]:
+    return minibatches(w, KL_LOSS)
+
+
 def zero_variance(w: Worker) -> dict[str, Any]:
     trees = random_trees(0, 3)
     for tree in trees:
@@ -186,79 +213,24 @@ def fewer_trees_than_ranks(w: Worker) -> dict[str, Any]:
         }
 
 
-class Odd:
-    """The engine, with one thing wrong."""
-
-    def __init__(self, engine: TransformersEngine, wrong: str) -> None:
-        self.engine, self.wrong = engine, wrong
-
-    async def generate(self, prefix: list[int], sampling: Sampling) -> Completion:
-        if self.wrong == "dies":
-            raise EngineError("the engine died of thirst")
-        completion = await self.engine.generate(prefix, sampling)
-        shift = {"stale": 0.5, "nan": float("nan")}.get(self.wrong, 0.0)
-        logprobs = [lp + shift for lp in completion.logprobs]
-        return Completion(completion.token_ids, logprobs, completion.truncated, completion.cached_tokens)
-
-    def load_weights(self, source: Path, version: int) -> None:
-        if self.wrong == "does not load":
-            raise EngineError("no room for the weights")
-        self.engine.load_weights(source, version)
-
-
 def synced(w: Worker) -> dict[str, Any]:
-    """Each case: for every rank, the probe's figures or (type, message) of what it raised.
-
-    Whatever is wrong is wrong on the last rank only.
-    """
-    last = w.ranks.rank == w.ranks.world - 1
+    """Engines of all kinds against a policy that has just moved."""
     forest = Forest.of(random_trees(0, 3))
-    found: dict[str, Any] = {}
     with w.policy("tied", optimizer=OPTIMIZER.model_copy(update={"learning_rate": 0.1})) as policy:
-        engine = TransformersEngine(w.models / "tied", dtype=torch.float32)
-
-        def check(tolerance: float | None = None) -> Any:
-            return probe(
-                policy,
-                wrong,
-                [5, 6, 7],
-                temperature=TEMPERATURE,
-                dtype="float32",
-                tolerance=tolerance,
-                max_tokens=16,
-                version=7,
-            )
-
-        def outcome(act: Callable[[], Any]) -> list[Any]:
-            try:
-                result: Any = act()
-            except Exception as error:
-                result = (type(error).__name__, str(error))
-            return w.ranks.gather(result)
-
-        old = policy.score(forest)[0]
-        policy.update(forest, terms(forest, LOSS, old), LOSS)
-        wrong = Odd(engine, "")
-        found["never loaded"] = outcome(check)
-        found["load"] = outcome(lambda: sync_weights(policy, wrong, 1))
-        found["good"] = outcome(check)
-        for case in ("stale", "nan", "dies"):
-            wrong = Odd(engine, case if last else "")
-            found[case] = outcome(check)
-        wrong = Odd(engine, "stale" if last else "")
-        found["tolerated"] = outcome(lambda: check(0.6))
-        wrong = Odd(engine, "does not load" if last else "")
-        found["does not load"] = outcome(lambda: sync_weights(policy, wrong, 2))
-    return found
+        policy.update(forest, terms(forest, LOSS, policy.score(forest)[0]), LOSS)
+        return outcomes(policy, w.models / "tied")
 
 
 SCENARIOS = (
     plain,
     micro_batches,
     checkpointing,
+    bfloat16,
     saved,
     saved_untied,
     against_reference,
+    minibatches,
+    minibatches_against_reference,
     zero_variance,
     fewer_trees_than_ranks,
     synced,
@@ -269,7 +241,11 @@ def main() -> None:
     torch.set_num_threads(1)
     ranks = connect(torch.device("cpu"))
     worker = Worker(Path(sys.argv[1]), Path(sys.argv[2]), ranks)
-    results = {scenario.__name__: scenario(worker) for scenario in SCENARIOS}
+    results = {}
+    for scenario in SCENARIOS:
+        begun = time.perf_counter()
+        results[scenario.__name__] = scenario(worker)
+        print(f"{scenario.__name__}: {time.perf_counter() - begun:.1f} s", flush=True)
     if ranks.is_main:
         torch.save(results, worker.out / "results.pt")
     ranks.barrier()
