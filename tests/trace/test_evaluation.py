@@ -158,5 +158,5 @@ def test_a_failure_is_told_to_the_other_rank() -> None:
     sent: list[Any] = []
     with pytest.raises(EngineError, match="gone"):
         evaluate(sick, tasks, rank(0, [None], sent), Phases(), version=0)
-    with pytest.raises(RuntimeError, match="rank 0 failed: gone"):
+    with pytest.raises(RuntimeError, match=r"rank 0 failed.*gone"):
         evaluate(healthy, tasks, rank(1, sent, []), Phases(), version=0)
