@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from trace_rl.ranks import Ranks
 
 from .launch import ROOT, environment, free_port
