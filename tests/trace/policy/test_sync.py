@@ -59,6 +59,6 @@ def test_an_engines_failure_surfaces_on_all_ranks(synced: Results, ranks: int, c
     *others, (kind, message) = synced[case]
     assert (kind, words in message) == ("EngineError", True)
     for other_kind, other_message in others:
-        assert other_kind == "RuntimeError"
+        assert other_kind == "RankError"
         assert f"rank {ranks - 1} failed" in other_message
         assert words in other_message
