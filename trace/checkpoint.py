@@ -49,10 +49,20 @@ def checkpoints(directory: Path) -> list[int]:
     return sorted(int(path.parent.name.removeprefix("step_")) for path in directory.glob(f"step_*/{WORLD}"))
 
 
+class CheckpointError(ValueError):
+    """The checkpoint does not fit this run; the message says why."""
+
+
+def latest_step(directory: Path) -> int:
+    """Step of the latest whole checkpoint, 0 when there is none."""
+    pointer = directory / LATEST
+    return int(pointer.read_text().strip().removeprefix("step_")) if pointer.is_file() else 0
+
+
 def load_checkpoint(run: Run, directory: Path) -> int:
     """Restore the latest checkpoint into `run`; returns its step, or 0 when there is none.
 
-    Raises ValueError when the checkpoint was written by another number of ranks or cannot be read.
+    Raises CheckpointError when the checkpoint was written by another number of ranks or cannot be read.
     """
     pointer = directory / LATEST
     if not pointer.is_file():
@@ -60,13 +70,13 @@ def load_checkpoint(run: Run, directory: Path) -> int:
     tag = pointer.read_text().strip()
     world = _world(directory / tag)
     if world != run.ranks.world:
-        raise ValueError(
+        raise CheckpointError(
             f"checkpoint {directory / tag} was written by {world} ranks, this run has {run.ranks.world}: "
             "resume with as many ranks as before"
         )
     path, state = run.policy.engine.load_checkpoint(str(directory), tag=tag)
     if path is None:
-        raise ValueError(f"checkpoint {directory / tag} cannot be read")
+        raise CheckpointError(f"checkpoint {directory / tag} cannot be read")
     random.setstate(_tuple(state["python_rng"]))
     kind, keys, *rest = state["numpy_rng"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
@@ -83,7 +93,7 @@ def _world(path: Path) -> int:
     try:
         return int(json.loads((path / WORLD).read_text())["ranks"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"checkpoint {path} cannot be read: {error}") from error
+        raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
 
 
 def _state(run: Run, step: int) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def negative_log_likelihood(sampled: int) -> Callable[..., tuple[Tensor, dict[st
     """Mean negative log-prob of the expert's own tokens (`sampled` of them over all ranks)."""
 
     def loss(
-        batch: PackedBatch, logprob: Tensor, entropy: Tensor, reference: NDArray[np.float32] | None
+        batch: PackedBatch, logprob: Tensor, reference: NDArray[np.float32] | None
     ) -> tuple[Tensor, dict[str, float]]:
         value = -logprob.sum() / sampled
         return value, {"loss": float(value.detach())}

@@ -25,18 +25,16 @@ def evaluate(
     counts as unanswered. Scores are taken from the generated answer alone.
     """
     mine = list(tasks)[ranks.rank :: ranks.world]
-    rows: list[tuple[float, float, float, float, float]] = []
-    error: Exception | None = None
     with phases("evaluation", len(mine)) as advance:
         greedy = replace(collector, limits=replace(collector.limits, temperature=0.0), on_rollout=advance)
-        try:
+
+        def answer() -> list[tuple[float, float, float, float, float]]:
             trees = [greedy.plant(task) for task in mine]
             fitting = [tree for tree in trees if greedy.fits(tree)]
             greedy.bare(fitting, [1] * len(fitting), seed=0, version=version)
-            rows = [_score(collector, tree) if len(tree.nodes) > 1 else (0.0,) * 5 for tree in trees]
-        except Exception as caught:
-            error = caught
-        ranks.agree(error)
+            return [_score(collector, tree) if len(tree.nodes) > 1 else (0.0,) * 5 for tree in trees]
+
+        rows = ranks.attempt(answer)
     table = np.array([row for share in ranks.gather(rows) for row in share], dtype=np.float64)
     names = ("exact_match", "f1", "reward", "answer_rate", "turns")
     means = table.mean(axis=0) if len(table) else np.zeros(len(names))

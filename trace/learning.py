@@ -4,43 +4,44 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from trace_kernels.advantages import node_values
 
 from .allocation.quality import predictor_quality
+from .allocation.strategies import effective_kappa
 from .metrics import mismatch_metrics
-from .policy.batch import Features, Forest, LossTerms, NodeKey
-from .policy.sync import probe, sync_weights
-from .policy.zero3 import split_minibatches
+from .policy.batch import Features, Forest, LossTerms, NodeKey, split_minibatches
+from .policy.sync import check_agreement, probe, sync_weights
 from .state import Run
 
 
 def score_trees(run: Run, forest: Forest) -> tuple[Features, Features, dict[str, float]]:
     """Old log-probs and features of every node under the weights that sampled them."""
-    with run.phases("log-prob pass"):
-        return run.policy.score(forest)
+    with run.phases("log-prob pass") as advance:
+        return run.policy.score(forest, advance)
 
 
-def update_predictor(
-    run: Run, forest: Forest, features: Features, v_root: NDArray[np.float64]
-) -> dict[str, float]:
+def update_predictor(run: Run, forest: Forest, features: Features) -> dict[str, float]:
     """Report how good the predictions of this step were, then learn from its outcomes (section 4)."""
 
     def learn() -> dict[str, float]:
         bare = [
             [n.reward for n in t.nodes if n.kind == "bare" and n.reward is not None] for t in forest.trees
         ]
+        # The head is judged whether or not the strategy looked at it.
+        roots = np.stack([features[tree, 0] for tree in range(len(forest.trees))])
+        v_root = run.predictor.predict(torch.from_numpy(roots))
         won, tried = np.array([int(sum(r)) for r in bare]), np.array([len(r) for r in bare])
-        quality = predictor_quality(v_root, won, tried, kappa=run.predictor.kappa)
+        kappa = effective_kappa(run.config.allocation.contrast, run.predictor.kappa)
+        quality = predictor_quality(v_root, won, tried, kappa=kappa)
         values, leaves = node_values(forest.parents, forest.leaves, forest.rewards)
         update = run.predictor.update(
             torch.from_numpy(np.stack([features[key] for key in forest.keys])),
             torch.from_numpy(values).float(),
             torch.from_numpy(np.asarray(leaves)).float(),
         )
-        kappa = run.predictor.update_kappa(v_root, won, tried)
-        return quality | {"loss": update.loss, "kappa": kappa}
+        fitted = run.predictor.update_kappa(v_root, won, tried)
+        return quality | {"loss": update.loss, "kappa": fitted}
 
     with run.phases("predictor update"):
         return run.ranks.from_main(learn)
@@ -50,9 +51,9 @@ def update_policy(run: Run, forest: Forest, old_logprobs: Features) -> dict[str,
     """Advantages, then one optimiser step per minibatch (section 5)."""
     loss = run.config.loss
     if run.config.engine.sleep:
-        run.engine.sleep()
+        run.ranks.attempt(run.engine.sleep)
     figures: list[dict[str, float]] = []
-    with run.phases("policy update"):
+    with run.phases("policy update") as advance:
         reference = run.reference.score(forest)[0] if run.reference else None
         for batch in split_minibatches(forest, run.config.optimizer.minibatches):
             offset = _key_map(forest, batch)
@@ -62,7 +63,7 @@ def update_policy(run: Run, forest: Forest, old_logprobs: Features) -> dict[str,
                 {key: old_logprobs[offset[key]] for key in batch.keys},
             )
             of_batch = {key: reference[offset[key]] for key in batch.keys} if reference else None
-            figures.append(run.policy.update(batch, terms, loss, of_batch))
+            figures.append(run.policy.update(batch, terms, loss, of_batch, advance))
     totals = {name: sum(f[name] for f in figures) for name in figures[0]}
     weight, tokens = max(1.0, totals["weight"]), max(1.0, totals["tokens"])
     return {
@@ -93,14 +94,16 @@ def sync(run: Run, prompt_ids: list[int]) -> dict[str, float]:
     return {"sync/probe_logp_difference/mean": mean, "sync/probe_logp_difference/max": largest}
 
 
-def mismatch(forest: Forest, old_logprobs: Features, cap: float) -> dict[str, float]:
-    """Trainer against sampler over every sampled token of the step."""
-    sampler = [
-        np.array([lp for lp, m in zip(n.logprobs, n.loss_mask, strict=True) if m], dtype=np.float32)
-        for n in (forest.trees[t].nodes[i] for t, i in forest.keys)
-    ]
+def compare_with_sampler(run: Run, forest: Forest, old_logprobs: Features, step: int) -> dict[str, float]:
+    """Trainer against sampler over every sampled token of the step; SyncError beyond the dtype's tolerance."""
+    nodes = [forest.trees[t].nodes[i] for t, i in forest.keys]
+    sampler = [lp for node in nodes for lp, m in zip(node.logprobs, node.loss_mask, strict=True) if m]
     old = np.concatenate([old_logprobs[key] for key in forest.keys])
-    return mismatch_metrics(old, np.concatenate(sampler), cap)
+    figures = mismatch_metrics(old, np.array(sampler, dtype=np.float32), run.config.loss.importance_cap)
+    mean, largest = (figures[f"sampling/sampling_logp_difference/{name}"] for name in ("mean", "max"))
+    c = run.config
+    check_agreement(mean, largest, c.model.dtype, c.sync.tolerance, f"on the trees of step {step}")
+    return figures
 
 
 def _key_map(forest: Forest, batch: Forest) -> dict[NodeKey, NodeKey]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from . import ledger
-from .learning import mismatch, score_trees, sync, update_policy, update_predictor
+from .learning import compare_with_sampler, score_trees, sync, update_policy, update_predictor
 from .metrics import rollout_metrics
 from .policy.batch import Forest
 from .rollout.tree import RolloutTree
@@ -33,7 +33,7 @@ class StepReport:
 def trace_step(run: Run, step: int) -> StepReport:
     """Sample, score, branch, learn, sync. The same on every rank."""
     rng = np.random.default_rng([run.config.seed, step])
-    counters = run.engine.counters()
+    counters = run.ranks.attempt(run.engine.counters)
 
     pool, skipped = plant_pool(run)
     v_root = score_roots(run, pool)
@@ -46,7 +46,8 @@ def trace_step(run: Run, step: int) -> StepReport:
 
     forest = Forest.of(trees)
     old_logprobs, features, scored = score_trees(run, forest)
-    predictor = update_predictor(run, forest, features, v_root[counts > 0])
+    agreement = compare_with_sampler(run, forest, old_logprobs, step)
+    predictor = update_predictor(run, forest, features)
     learned = update_policy(run, forest, old_logprobs)
     synced = sync(run, trees[0].nodes[0].token_ids)
 
@@ -54,7 +55,7 @@ def trace_step(run: Run, step: int) -> StepReport:
     return StepReport(
         trees,
         rollout_metrics(trees)
-        | mismatch(forest, old_logprobs, run.config.loss.importance_cap)
+        | agreement
         | scored
         | learned
         | synced
@@ -62,6 +63,8 @@ def trace_step(run: Run, step: int) -> StepReport:
         | {f"ledger/{name}": float(value) for name, value in spent.to_dict().items()}
         | {f"ledger/engine_minus_ledger/{name}": float(value) for name, value in disagreement.items()}
         | {"num_tokens": float(run.totals.generated_tokens), "prompts_too_long": float(skipped)}
-        | {"packing/tokens": float(forest.tokens), "packing/flat_tokens": float(forest.flat_tokens)}
+        | {"allocation/unspent": float(run.config.allocation.leaves - spent.leaves)}
+        | {"packing/tokens": float(run.policy.forwarded_tokens(forest))}
+        | {"packing/flat_tokens": float(forest.flat_tokens)}
         | {f"phase/{name}": seconds for name, seconds in run.phases.take().items()},
     )

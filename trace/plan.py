@@ -6,9 +6,11 @@ All expected figures and all memory figures are estimates; only a run measures t
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import ceil
+from pathlib import Path
 
 from .config.schema import Config, EnvironmentConfig, SamplingConfig
 from .memory import GIB, Memory, estimate_memory
@@ -18,6 +20,8 @@ from .shapes import Shape, read_shape
 # sixteenth of the context, at most 256 tokens; turns, observations and the search budget are half used.
 PROMPT_TOKENS, PROMPT_SHARE = 256, 1 / 16
 FILL = 0.5
+
+GPU_WORLD = 8  # ranks of a GPU run when nothing tells: one machine
 
 RESERVE = 4 * GIB  # the trainer's CUDA context, NCCL buffers, fragmentation
 
@@ -39,6 +43,7 @@ class Plan:
     flat_max: int
     flat: int
     packed: int
+    path_keys: int  # keys that all chains' paths hold together, as `attention: flash` copies them
     micro_batches_max: int
     micro_batches: int
     memory: Memory | None
@@ -57,11 +62,13 @@ class Plan:
 def plan(config: Config, world: int | None = None, gpu_gib: float = 80.0) -> Plan:
     """Work out one step of `config` on `world` ranks with `gpu_gib` GiB each.
 
-    `world` defaults to WORLD_SIZE, else to 8 for a bfloat16 run and 1 otherwise. No weights are read, only
+    `world` defaults to WORLD_SIZE, else to 8 for a bfloat16 run and 1 otherwise. One rank from a launcher that
+    sees no GPU says nothing about a bfloat16 run: that is 8 too. No weights are read, only
     `<model.path>/config.json` if it is there.
     """
+    assumed = ""
     if world is None:
-        world = int(os.environ.get("WORLD_SIZE", 8 if config.model.dtype == "bfloat16" else 1))
+        world, assumed = _world(config)
     if world < 1:
         raise ValueError(f"world={world}: at least one rank is needed")
     a, tokens = config.allocation, config.optimizer.micro_batch_tokens
@@ -75,10 +82,13 @@ def plan(config: Config, world: int | None = None, gpu_gib: float = 80.0) -> Pla
     flat = (bare + continuations) * rollout
     # A prompt is held once per tree; a continuation leaves its rollout half way on average.
     packed = active * prompt + bare * (rollout - prompt) + continuations * (rollout - prompt) // 2
+    # With n continuations a rollout is n + 1 chains, and each chain's path reaches back to the prompt.
+    path_keys = active * prompt + a.leaves * prompt + continuations * rollout
+    path_keys += (continuations + 2 * bare) * (rollout - prompt) // 2
     flat_max = a.leaves * config.sampling.context_tokens
 
     shape, source = read_shape(config)
-    memory = estimate_memory(config, shape, world, gpu_gib) if shape else None
+    memory = estimate_memory(config, shape, world, gpu_gib, path_keys / packed) if shape else None
     known = Plan(
         config=config,
         world=world,
@@ -93,11 +103,38 @@ def plan(config: Config, world: int | None = None, gpu_gib: float = 80.0) -> Pla
         flat_max=flat_max,
         flat=flat,
         packed=packed,
+        path_keys=path_keys,
         micro_batches_max=ceil(flat_max / (world * tokens)),
         micro_batches=ceil(packed / (world * tokens)),
         memory=memory,
     )
-    return replace(known, notes=tuple(_notes(known)), warnings=tuple(_warnings(known)))
+    notes = ([assumed] if assumed else []) + list(_notes(known))
+    return replace(known, notes=tuple(notes), warnings=tuple(_warnings(known)))
+
+
+def gpu_visible() -> bool:
+    """Whether this machine shows a GPU, asked without torch."""
+    if Path("/dev/kfd").exists():
+        return True
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return listed.returncode == 0 and "GPU" in listed.stdout
+
+
+def _world(config: Config) -> tuple[int, str]:
+    """Ranks, and what to tell the user when they are a guess."""
+    launched = os.environ.get("WORLD_SIZE")
+    if config.model.dtype != "bfloat16":
+        return int(launched or 1), ""
+    if launched and int(launched) != 1:
+        return int(launched), ""
+    visible = gpu_visible()
+    if launched and visible:
+        return 1, ""
+    why = "WORLD_SIZE is not set" if visible else "no GPU is visible here"
+    return GPU_WORLD, f"{why}: {GPU_WORLD} ranks are assumed; `trace-rl plan --world N` plans for N"
 
 
 def expected_rollout(environment: EnvironmentConfig, sampling: SamplingConfig) -> tuple[int, int]:
@@ -117,6 +154,11 @@ def _notes(plan: Plan) -> Iterable[str]:
         yield (
             f"a rollout that fills every turn has about {longest:,} tokens and ends at "
             f"sampling.context_tokens={s.context_tokens}"
+        )
+    if plan.config.model.attention == "flash":
+        yield (
+            f"attention flash copies the keys and values of every chain's path: {plan.path_keys / plan.packed:.1f} "
+            "per packed token if continuations leave evenly along their rollouts, more in a tree of many short ones"
         )
 
 
@@ -138,7 +180,11 @@ def _warnings(plan: Plan) -> Iterable[str]:
         )
     usable = plan.gpu_gib * GIB - RESERVE
     for when, need, what in (
-        ("sampling", memory.sampling, "a lower engine.gpu_memory_utilization or more ranks"),
+        (
+            "sampling",
+            memory.sampling,
+            "a lower engine.gpu_memory_utilization, more ranks, a smaller optimizer.micro_batch_tokens",
+        ),
         (
             "the update",
             memory.updating,
@@ -202,10 +248,13 @@ def _memory_lines(plan: Plan, m: Memory) -> list[str]:
         ("optimiser", m.optimizer, f"{'fp32 master and ' if plan.on_gpu else ''}Adam moments, {where}"),
         ("gradients", m.gradients, where),
         ("reference", m.reference, "frozen weights for the KL term, partitioned"),
-        ("gathered", m.gathered, "whole layers and a reduce bucket, during passes"),
+        ("reduce bucket", m.bucket, "for gradients, always there"),
+        ("gathered", m.gathered, "whole layers, during passes"),
+        ("scoring", m.scoring, "hidden states, one layer's activations, two logit tiles, beside the engine"),
         ("activations", m.activations, f"of {c.optimizer.micro_batch_tokens:,} tokens, {recomputed}"),
+        ("K/V copies", m.copies, "and their gradients, of attention flash"),
         ("log-prob head", m.head, "gradient of the output weight, two logit tiles"),
-        ("step", m.step_copy, "fp32 gradients of one sub-group, instead of the three above"),
+        ("step", m.step_copy, "fp32 gradients of one sub-group, instead of what a pass needs"),
         (f"{c.engine.kind} awake", m.engine_awake, _engine_note(m)),
         (
             f"{c.engine.kind} asleep",
@@ -214,7 +263,7 @@ def _memory_lines(plan: Plan, m: Memory) -> list[str]:
         ),
     ]
     rows += [
-        ("while sampling", m.sampling, "in all"),
+        ("while sampling", m.sampling, "in all, with the scoring passes between"),
         ("while updating", m.updating, "in all"),
     ]
     if c.engine.kind == "vllm":

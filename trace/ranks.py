@@ -70,6 +70,17 @@ class Ranks:
         if self.world > 1:
             dist.barrier(group=self.group)
 
+    def attempt(self, action: Callable[[], T]) -> T:
+        """This rank's own `action()`; when it fails on any rank, every rank raises instead of waiting for it."""
+        result: Any = None
+        error: Exception | None = None
+        try:
+            result = action()
+        except Exception as caught:
+            error = caught
+        self.agree(error)
+        return result
+
     def agree(self, error: BaseException | None) -> None:
         """Raise on every rank when any rank failed, so that none waits for one that is gone."""
         failures = self.gather(_describe(error))

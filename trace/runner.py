@@ -12,29 +12,39 @@ import torch
 from transformers import AutoTokenizer
 
 from .allocation.predictor import SuccessPredictor
-from .checkpoint import load_checkpoint, save_checkpoint
+from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from .cold_start import cold_start
-from .config.load import ConfigError, dump_config
+from .config.load import ConfigError
 from .config.schema import Config
 from .engines.protocol import Engine, EngineError
 from .evaluation import evaluate
 from .learning import sync
 from .loop import trace_step
 from .phases import Phases, Silent
-from .policy.module import ModelError
+from .policy.module import ModelError, check_model_directory
 from .policy.sync import SyncError
 from .policy.zero3 import Zero3Policy
 from .ranks import RankError, Ranks, connect
 from .report import Reporter, read_metrics
 from .rollout.collector import Collector, Limits
 from .rollout.transcript import TemplateError, Transcript
+from .run_directory import prepare
 from .sources import Source, load_source
 from .state import Run
 from .tasks.order import TaskOrder
 from .tasks.records import RecordError
 
 # What a user can mend: shown as one message, without a traceback.
-USER_ERRORS = (EngineError, FileNotFoundError, ModelError, RankError, RecordError, SyncError, TemplateError)
+USER_ERRORS = (
+    CheckpointError,
+    EngineError,
+    FileNotFoundError,
+    ModelError,
+    RankError,
+    RecordError,
+    SyncError,
+    TemplateError,
+)
 
 
 def run(config: Config, *, resume: bool = False) -> None:
@@ -44,12 +54,13 @@ def run(config: Config, *, resume: bool = False) -> None:
     ranks = connect(device)
     if device.type == "cpu":
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks.world))
-    done = ranks.from_main(lambda: _prepare_directory(config, resume))
-    if not ranks.is_main:
+    done = ranks.from_main(lambda: prepare(config, resume))
+    if ranks.is_main:
+        with Reporter(config.run_dir, config.steps, done) as reporter:
+            _run(config, ranks, device, reporter, begun, done)
+    else:
         _run(config, ranks, device, None, begun, done)
-        return
-    with Reporter(config.run_dir, config.steps, done) as reporter:
-        _run(config, ranks, device, reporter, begun, done)
+    ranks.barrier()  # nobody goes while another still needs it
 
 
 def _run(
@@ -66,19 +77,26 @@ def _run(
         cold_start(config, source, ranks, device, phases)
     startup = phases.take()
 
-    tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+    check_model_directory(config.model.path)
+    tokenizer = AutoTokenizer.from_pretrained(config.model.path, local_files_only=True)
     transcript = Transcript(tokenizer, config.model.observations)
+    try:
+        make_environment = source.environments(config, transcript.count)
+        make_environment()
+    except ValueError as error:
+        raise ConfigError(f"environment: {error}") from error
     engine = make_engine(config, ranks, device)
     try:
         with phases("start"):
+            if device.type == "cuda":
+                # vLLM sizes its cache by what is free while it starts: the trainer must not allocate meanwhile.
+                ranks.attempt(lambda: _wait_ready(engine))
+                if config.engine.sleep:
+                    ranks.attempt(engine.sleep)
             policy = _policy(config, ranks, device, trainable=True)
             reference = _policy(config, ranks, device, trainable=False) if config.loss.kl else None
-            error: Exception | None = None
-            try:
-                _wait_ready(engine)
-            except Exception as caught:
-                error = caught
-            ranks.agree(error)
+            if device.type == "cpu":
+                ranks.attempt(lambda: _wait_ready(engine))
         current = Run(
             config=config,
             ranks=ranks,
@@ -87,7 +105,7 @@ def _run(
             collector=Collector(
                 engine,
                 transcript,
-                source.environments(config, transcript.count),
+                make_environment,
                 Limits(
                     config.sampling.temperature, config.sampling.turn_tokens, config.sampling.context_tokens
                 ),
@@ -131,15 +149,16 @@ def _train(
         report = trace_step(run, step)
         if reporter:
             reporter.step(step, report.trees, report.metrics)
+            _warn_of_uncounted_cost(reporter, report.metrics)
         if config.checkpoint_every and (step % config.checkpoint_every == 0 or step == config.steps):
             with run.phases("checkpoint"):
                 save_checkpoint(run, directory, step)
             around = _added(around, run.phases.take())
+    run.policy.save_pretrained(config.run_dir / "policy")  # first of all: an evaluation may still fail
     if held_out:
         figures = evaluate(run.collector, held_out, run.ranks, run.phases, version=run.version)
         if reporter:
             reporter.evaluated("after", config.steps, figures)
-    run.policy.save_pretrained(config.run_dir / "policy")
     if reporter:
         reporter.write_json(
             "summary.json", summary(run, _added(around, run.phases.take()), time.perf_counter() - begun)
@@ -171,6 +190,19 @@ def summary(run: Run, around: dict[str, float], wall_s: float) -> dict[str, Any]
         "wall_s": wall_s,
         "phase_s": phases,
     }
+
+
+def _warn_of_uncounted_cost(reporter: Reporter, metrics: dict[str, float]) -> None:
+    """An engine that counts otherwise than the ledger makes "equal sampling cost" untrue: say so."""
+    prefix = "ledger/engine_minus_ledger/"
+    off = {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix) and v}
+    if off:
+        reporter.say(f"warning: the engine's counters differ from the ledger, engine minus ledger: {off}")
+    if metrics["allocation/unspent"]:
+        unspent = metrics["allocation/unspent"]
+        reporter.say(
+            f"warning: {unspent:.0f} leaves not sampled: no rollout had a second turn to branch from"
+        )
 
 
 def _added(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
@@ -239,19 +271,3 @@ def _device() -> torch.device:
         return torch.device("cpu")
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cuda", torch.cuda.current_device())
-
-
-def _prepare_directory(config: Config, resume: bool) -> int:
-    """Write the resolved config; returns the step of the checkpoint to resume from (0: none)."""
-    from .checkpoint import LATEST
-
-    directory = config.run_dir
-    pointer = directory / "checkpoints" / LATEST
-    done = int(pointer.read_text().strip().removeprefix("step_")) if resume and pointer.is_file() else 0
-    if not resume and (directory / "metrics.jsonl").is_file():
-        raise ConfigError(
-            f"run_dir: {directory} already holds a run; pass --resume to go on with it, or choose another run_dir"
-        )
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.yaml").write_text(dump_config(config))
-    return done

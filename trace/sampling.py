@@ -24,22 +24,21 @@ def plant_pool(run: Run) -> tuple[list[RolloutTree], int]:
     """B candidate prompts, all different, and how many were left out because they do not fit the context."""
     trees: dict[str, RolloutTree] = {}
     skipped: set[str] = set()
-    while len(trees) < run.config.allocation.pool_size:
-        if len(trees) + len(skipped) >= len(run.tasks):
-            break
-        for index in run.order.take(1):
-            task = run.tasks[index]
-            if task.id in trees or task.id in skipped:
-                continue
-            tree = run.collector.plant(task)
-            if run.collector.fits(tree):
-                trees[task.id] = tree
-            else:
-                skipped.add(task.id)
-    if not trees:
+    a, s = run.config.allocation, run.config.sampling
+    while len(trees) < a.pool_size and len(trees) + len(skipped) < len(run.tasks):
+        task = run.tasks[run.order.take(1)[0]]
+        if task.id in trees or task.id in skipped:
+            continue
+        tree = run.collector.plant(task)
+        if run.collector.fits(tree):
+            trees[task.id] = tree
+        else:
+            skipped.add(task.id)
+    if (a.strategy == "trace" and len(trees) * a.max_per_prompt < a.bare_rollouts) or not trees:
         raise ConfigError(
-            f"none of the {len(skipped)} prompts fits sampling.context_tokens={run.config.sampling.context_tokens} "
-            f"beside a turn of sampling.turn_tokens={run.config.sampling.turn_tokens}"
+            f"{len(skipped)} prompts do not fit sampling.context_tokens={s.context_tokens} beside a turn of "
+            f"sampling.turn_tokens={s.turn_tokens}; the {len(trees)} that do cannot take "
+            f"allocation.bare_rollouts={a.bare_rollouts}"
         )
     return list(trees.values()), len(skipped)
 
@@ -103,8 +102,10 @@ def allocate_prefixes(
 ) -> list[dict[int, int]]:
     """Continuations of each anchor of each tree (section 3)."""
     a = run.config.allocation
+    if not STRATEGIES[a.strategy].expands or not a.continuations:
+        return [{} for _ in trees]
     anchors = [(t, node, reward) for t, tree in enumerate(trees) for node, reward in tree.anchors()]
-    if not anchors or not a.continuations:
+    if not anchors:
         return [{} for _ in trees]
 
     def decide() -> list[dict[int, int]]:
@@ -150,12 +151,7 @@ def share_trees(
     run: Run, trees: list[RolloutTree], mine: list[int], sample: Callable[[], None]
 ) -> list[RolloutTree]:
     """Let every rank sample its own trees, then give all trees to all. One rank's failure fails all."""
-    error: Exception | None = None
-    try:
-        sample()
-    except Exception as caught:
-        error = caught
-    run.ranks.agree(error)
+    run.ranks.attempt(sample)
     shared = list(trees)
     for share in run.ranks.gather({i: trees[i] for i in mine}):
         for index, tree in share.items():
@@ -165,7 +161,7 @@ def share_trees(
 
 def compare_with_engine(run: Run, spent: ledger.Ledger, before: EngineCounters | None) -> dict[str, int]:
     """The engines' own counts of this step minus the ledger's: zeros, or something sampled unseen."""
-    after = run.engine.counters()
+    after = run.ranks.attempt(run.engine.counters)
     if before is None or after is None:
         return {}
     mine = {name: getattr(after, name) - getattr(before, name) for name in asdict(before)}

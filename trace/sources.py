@@ -79,11 +79,13 @@ def _read(task: QaTask) -> Source:
     splits: list[list[Task]] = []
     passages: dict[tuple[str, str], Passage] = {}
     skipped: list[str] = []
+    seen: set[str] = set()  # a question counts once, and one of the training set is never tested
     for files in (task.train, task.test):
         tasks: list[Task] = []
         for file in files:
             loaded = READERS[task.kind](file, on_malformed=task.on_malformed)
-            tasks += loaded.tasks
+            tasks += [task for task in loaded.tasks if task.id not in seen]
+            seen |= {task.id for task in loaded.tasks}
             skipped += loaded.skipped
             passages |= {(p.title, p.text): p for p in loaded.passages}
         splits.append(tasks[: task.limit])

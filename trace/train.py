@@ -23,6 +23,8 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="validate, print the plan, and stop")
     parser.add_argument("--local_rank", type=int, default=0, help=argparse.SUPPRESS)  # the launcher passes it
     arguments = parser.parse_args()
+    # DeepSpeed compiles a communication op with the `ninja` that stands beside this Python.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     is_main = os.environ.get("RANK", "0") == "0"
     try:
         config = load_config(arguments.config, arguments.set)
@@ -49,4 +51,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":  # engines are spawned: importing this file must start nothing
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # gloo's threads now and then abort a process that ends the usual way, after all is done

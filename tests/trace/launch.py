@@ -19,7 +19,7 @@ TINY: dict[str, Any] = {
     "task": {"kind": "world", "entities": 30, "min_hops": 1, "train_questions": 200, "test_questions": 12},
     "environment": {"reward": "exact_match", "instructions": "", "max_observation_tokens": 64},
     "sampling": {"turn_tokens": 24, "context_tokens": 256},
-    "allocation": {"bare_rollouts": 12, "continuations": 1, "pool": 6, "max_per_prompt": 4, "group_size": 4},
+    "allocation": {"bare_rollouts": 12, "continuations": 1, "pool": 6, "max_per_prompt": 4},
     "optimizer": {"learning_rate": 5e-4, "micro_batch_tokens": 512},
     "cold_start": {
         "steps": 100,

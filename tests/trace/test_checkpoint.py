@@ -82,19 +82,19 @@ def test_two_more_updates_are_bit_equal(results: Results) -> None:
 
 def test_one_ranks_checkpoint_is_refused_on_two(both: dict[int, Results]) -> None:
     for kind, message in both[2]["foreign"]:
-        assert kind == "ValueError"
+        assert kind == "CheckpointError"
         assert "step_2 was written by 1 ranks, this run has 2" in message
 
 
 def test_another_number_of_ranks_is_refused(both: dict[int, Results]) -> None:
     ((kind, message),) = both[1]["other"]
-    assert kind == "ValueError"
+    assert kind == "CheckpointError"
     assert "written by 4 ranks, this run has 1" in message
 
 
 def test_a_checkpoint_that_is_gone_is_named(both: dict[int, Results]) -> None:
     ((kind, message),) = both[1]["gone"]
-    assert kind == "ValueError"
+    assert kind == "CheckpointError"
     assert "step_7 cannot be read" in message
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from trace_rl.allocation.predictor import SuccessPredictor
 from trace_rl.config.schema import LossConfig
 from trace_rl.phases import Phases
 from trace_rl.policy.batch import Features, Forest, LossTerms
+from trace_rl.policy.sync import SyncError
 from trace_rl.ranks import Ranks
 
 from .policy.oracle import random_trees, treepo
@@ -38,8 +40,14 @@ class RecordingPolicy:
         self.calls: list[tuple[Forest, LossTerms, LossConfig, Features | None]] = []
 
     def update(
-        self, forest: Forest, terms: LossTerms, loss: LossConfig, reference: Features | None
+        self,
+        forest: Forest,
+        terms: LossTerms,
+        loss: LossConfig,
+        reference: Features | None,
+        on_batch: Callable[[], None],
     ) -> dict[str, float]:
+        on_batch()
         self.calls.append((forest, terms, loss, reference))
         return self.figures[len(self.calls) - 1]
 
@@ -68,6 +76,7 @@ def update(
             engine=SimpleNamespace(sleep=sleep),
         ),
         engine=SimpleNamespace(sleep=lambda: heard.append("sleep")),
+        ranks=ALONE,
         phases=Phases(),
         policy=policy,
         reference=SimpleNamespace(score=lambda forest: (one_per_token(forest, -50), {}, {}))
@@ -116,14 +125,39 @@ def test_the_engine_sleeps_only_when_told() -> None:
     assert update(1, sleep=False)[2] == []
 
 
+PLUG_IN = SimpleNamespace(allocation=SimpleNamespace(contrast="plug_in"))
+
+
+def agreement_config(tolerance: float | None) -> Any:
+    return SimpleNamespace(
+        loss=SimpleNamespace(importance_cap=2.0),
+        model=SimpleNamespace(dtype="float32"),
+        sync=SimpleNamespace(tolerance=tolerance),
+    )
+
+
+def test_trees_that_the_trainer_scores_otherwise_stop_the_run() -> None:
+    """A wrong attention on branches passes the short probe after a sync: the step's own trees must agree too."""
+    sampler = {
+        (t, n): np.array([lp for lp, m in zip(x.logprobs, x.loss_mask, strict=True) if m], dtype=np.float32)
+        for (t, n), x in ((key, FOREST.trees[key[0]].nodes[key[1]]) for key in FOREST.keys)
+    }
+    run: Any = SimpleNamespace(config=agreement_config(tolerance=None))
+    learning.compare_with_sampler(run, FOREST, sampler, 3)
+    wrong = next(key for key, values in sampler.items() if len(values))
+    sampler[wrong] = sampler[wrong] + np.float32(0.5)
+    with pytest.raises(SyncError, match=r"on the trees of step 3 .* largest difference 0\.5 nats"):
+        learning.compare_with_sampler(run, FOREST, sampler, 3)
+
+
 def test_the_predictor_learns_the_share_of_successful_leaves() -> None:
     """After enough updates on one-hot features it says for every node what its leaves say."""
     trees = random_trees(4, 3)
     forest = Forest.of(trees)
     features = {key: np.eye(len(forest.keys), dtype=np.float32)[row] for row, key in enumerate(forest.keys)}
     predictor = SuccessPredictor(len(forest.keys), width=32, learning_rate=0.02, epochs=300, window=1)
-    run: Any = SimpleNamespace(predictor=predictor, ranks=ALONE, phases=Phases())
-    got = learning.update_predictor(run, forest, features, np.full(3, 0.5))
+    run: Any = SimpleNamespace(predictor=predictor, ranks=ALONE, phases=Phases(), config=PLUG_IN)
+    got = learning.update_predictor(run, forest, features)
     assert got["loss"] < 1e-2
     assert got["kappa"] == predictor.kappa
     assert {"brier", "ece", "correlation"} <= got.keys()
@@ -134,13 +168,17 @@ def test_the_predictor_learns_the_share_of_successful_leaves() -> None:
 
 
 def test_the_predictors_quality_is_that_before_its_update() -> None:
-    """Brier score of the predictions that the allocation used, over the bare rollouts."""
+    """Brier score of the head's own predictions, over the bare rollouts, whether or not a strategy used them."""
     trees = random_trees(4, 6)
     forest = Forest.of(trees)
-    features = {key: np.ones(4, dtype=np.float32) for key in forest.keys}
-    v = np.linspace(0.1, 0.9, 6)
-    run: Any = SimpleNamespace(predictor=SuccessPredictor(4, width=4), ranks=ALONE, phases=Phases())
-    got = learning.update_predictor(run, forest, features, v)
+    rng = np.random.default_rng(0)
+    features = {key: rng.standard_normal(4).astype(np.float32) for key in forest.keys}
+    predictor = SuccessPredictor(4, width=4)
+    torch.nn.init.constant_(predictor.output.weight, 1.0)
+    v = predictor.predict(torch.from_numpy(np.stack([features[t, 0] for t in range(6)])))
+    assert len(set(v)) == 6
+    run: Any = SimpleNamespace(predictor=predictor, ranks=ALONE, phases=Phases(), config=PLUG_IN)
+    got = learning.update_predictor(run, forest, features)
     leaves = [(v[t], tree.nodes[leaf]) for t, tree in enumerate(trees) for leaf in tree.leaves()]
     bare = [(chance, node.reward) for chance, node in leaves if node.kind == "bare"]
     assert len(bare) < len(leaves)  # continuations are left out
@@ -155,7 +193,8 @@ def test_sampler_and_trainer_are_compared_token_by_token() -> None:
         sampler = [lp for lp, m in zip(node.logprobs, node.loss_mask, strict=True) if m]
         gaps += [abs(a - b) for a, b in zip(values, sampler, strict=True)]
         ratios += [min(2.0, float(np.exp(a - b))) for a, b in zip(values, sampler, strict=True)]
-    got = learning.mismatch(FOREST, old, 2.0)
+    run: Any = SimpleNamespace(config=agreement_config(tolerance=1e9))
+    got = learning.compare_with_sampler(run, FOREST, old, 3)
     assert got["sampling/sampling_logp_difference/mean"] == pytest.approx(np.mean(gaps), rel=1e-5)
     assert got["sampling/sampling_logp_difference/max"] == pytest.approx(max(gaps), rel=1e-5)
     assert got["sampling/importance_sampling_ratio/min"] == pytest.approx(min(ratios), rel=1e-5)

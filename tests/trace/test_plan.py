@@ -10,10 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from trace_kernels.edge_logprobs import TILE_ELEMENTS
 from trace_rl.config.load import load_config, parse_config
-from trace_rl.memory import GIB, HEAD_TILE_BYTES, estimate_memory
-from trace_rl.plan import expected_rollout, plan, render
+from trace_rl.plan import expected_rollout, gpu_visible, plan, render
 from trace_rl.shapes import PUBLISHED, Shape, read_shape
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,83 +149,50 @@ def test_a_pool_that_is_too_small_for_fixed_groups_is_said() -> None:
 
 
 def test_a_context_that_cuts_rollouts_is_noted() -> None:
-    assert plan(load_config(CONFIG_8B), world=8).notes == ()
-    (note,) = plan(load_config(CONFIG_8B, ["sampling.context_tokens=4096"]), world=8).notes
+    segments = "model.attention=segments"
+    assert plan(load_config(CONFIG_8B, [segments]), world=8).notes == ()
+    (note,) = plan(load_config(CONFIG_8B, [segments, "sampling.context_tokens=4096"]), world=8).notes
     assert "about 4,756 tokens" in note  # 256 + 5 x 500 + 4 x 500
 
 
-# Memory
-
-
-def test_memory_of_the_8b_config() -> None:
-    p = 8_190_735_360
-    m = plan(load_config(CONFIG_8B), world=8).memory
-    assert m is not None
-    assert m.weights == 2 * p / 8
-    assert m.optimizer == 12 * p / 8  # fp32 master and two moments
-    assert m.gradients == 2 * p / 8
-    assert m.held == 16 * p / 8
-    assert m.gathered == 2 * (1e9 + 5e8)
-    layer = 8 * 4096 + 6 * 12288 + 10 * 4096 + 6 * 1024
-    assert m.activations == 16384 * (36 * 4096 * 2 + layer)
-    assert m.head == 151936 * 4096 * 6 + 2 * 2**27
-    assert m.step_copy == 4e9  # one sub-group of 1e9 gradients; a rank has 1.02e9
-    assert m.engine_awake == pytest.approx(48 * GIB)
-    # (48 GiB - weights - 2 GiB) / (keys and values x 36 layers x 8 heads x 128 x 2 bytes)
-    assert m.kv_tokens == int((46 * GIB - 2 * p) / 147_456)
-    assert m.sampling == m.held + m.engine_awake
-    assert m.updating == m.held + m.gathered + m.activations + m.head + m.engine_asleep
-    assert not plan(load_config(CONFIG_8B), world=8).warnings
-
-
-def test_memory_in_float32_has_no_master_copy() -> None:
-    config = parse_config(MINIMAL | {"engine": {"kv_cache_gib": 3}})
-    shape = Shape(64, 2, 4, 2, 16, 128, 100)
-    m = estimate_memory(config, shape, 1, 80.0)
-    p = shape.parameters
-    assert (m.weights, m.optimizer, m.gradients, m.step_copy) == (4 * p, 8 * p, 4 * p, 0)
-    assert m.engine_awake == m.engine_asleep == 4 * p + 3 * GIB
-    assert m.head == 100 * 64 * 8 + 2 * 4 * 100 * 16384  # a small vocabulary needs no full tile
-
-
-def test_the_users_deepspeed_section_counts() -> None:
-    overrides = ["deepspeed.data_types.grad_accum_dtype=fp32", "loss.kl=0.1"]
-    m = plan(load_config(CONFIG_8B, overrides), world=8).memory
-    assert m is not None
-    assert (m.gradients, m.step_copy) == (4 * 8_190_735_360 / 8, 0)
-    assert m.reference == m.weights
-    offloaded = plan(
-        load_config(CONFIG_8B, ["deepspeed.zero_optimization.offload_optimizer.device=cpu"]), world=8
-    )
-    assert offloaded.memory is not None
-    assert offloaded.memory.held == offloaded.memory.weights
-    assert "Adam moments, on the host" in render(offloaded)
-
-
-def test_what_does_not_fit_is_said() -> None:
-    def warnings(*overrides: str, world: int = 8) -> str:
-        return "\n".join(plan(load_config(CONFIG_8B, overrides), world=world).warnings)
-
-    assert warnings() == ""
-    assert "the update needs about" in warnings("model.gradient_checkpointing=false", "model.liger=false")
-    assert "the update needs about" in warnings("engine.sleep=false")
-    assert "sampling needs about" in warnings(world=1)
-    assert "the engine's share holds the weights and 0 tokens" in warnings(
-        "engine.gpu_memory_utilization=0.2"
-    )
-
-
-def test_larger_gpus_fit_more() -> None:
-    config = load_config(CONFIG_8B, ["engine.sleep=false"])
-    assert plan(config, world=8, gpu_gib=80).warnings
-    assert not plan(config, world=8, gpu_gib=139).warnings
-
-
-def test_the_heads_tile_is_the_kernels() -> None:
-    assert HEAD_TILE_BYTES == 4 * TILE_ELEMENTS
-
-
 # Around it
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_one_rank_of_a_launcher_without_a_gpu_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch, gpu: bool
+) -> None:
+    """`deepspeed trace/train.py --dry-run` on a laptop sets WORLD_SIZE=1, whatever the run is meant for."""
+    monkeypatch.setattr("trace_rl.plan.gpu_visible", lambda: gpu)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    result = plan(load_config(CONFIG_8B))
+    assert result.world == (1 if gpu else 8)
+    said = "note       no GPU is visible here: 8 ranks are assumed; `trace-rl plan --world N` plans for N"
+    assert (said in render(result)) == (not gpu)
+    assert plan(parse_config(MINIMAL)).world == 1  # float32 is a CPU run
+    assert plan(load_config(CONFIG_8B), world=1).world == 1  # asked for
+    monkeypatch.delenv("WORLD_SIZE")
+    assert "8 ranks are assumed" in render(plan(load_config(CONFIG_8B)))
+
+
+@pytest.mark.parametrize(
+    ("script", "visible"),
+    [
+        ("echo 'GPU 0: NVIDIA H100 (UUID: GPU-1)'", True),
+        ("echo 'No devices found'; exit 6", False),
+        ("echo 'GPU access blocked by the operating system'; exit 9", False),
+        (None, False),
+    ],
+)
+def test_a_gpu_is_what_nvidia_smi_lists(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str | None, visible: bool
+) -> None:
+    if script:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")  # the launcher sets it, GPU or not
+    assert gpu_visible() == (visible or Path("/dev/kfd").exists())
 
 
 def test_world_comes_from_the_launcher_or_the_type(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from trace_rl.ranks import Ranks
 from .launch import ROOT, environment, free_port
 
 SCRIPT = """
-import sys, torch
+import os, sys, torch
 from trace_rl.ranks import RankError, connect
 
 ranks = connect(torch.device("cpu"))
@@ -42,7 +42,10 @@ results = [
     outcome(lambda: ranks.agree(TimeoutError() if ranks.rank == 1 else None)),
     outcome(lambda: ranks.agree(None)),
 ]
-open(f"{sys.argv[1]}/rank{ranks.rank}", "w").write("\\n".join(results))
+with open(f"{sys.argv[1]}/rank{ranks.rank}", "w") as file:
+    file.write("\\n".join(results))
+ranks.barrier()
+os._exit(0)
 """
 
 

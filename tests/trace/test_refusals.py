@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from trace_rl.config.load import ConfigError, parse_config
+from trace_rl.config.load import ConfigError, load_config, parse_config
+from trace_rl.run_directory import prepare
 from trace_rl.runner import check_source
 from trace_rl.sources import load_source
 from trace_rl.tasks.records import RecordError
@@ -16,10 +17,11 @@ from trace_rl.tasks.records import RecordError
 from .launch import ROOT, TINY, environment, write_config
 
 HOTPOT = ROOT / "tests" / "data" / "hotpotqa_official.json"
+HUB = ROOT / "tests" / "data" / "hotpotqa_hub.json"
 
 
 def qa(tmp_path: Path, **task: Any) -> Any:
-    files = {"kind": "hotpotqa", "train": [str(HOTPOT)], "test": [str(HOTPOT)]}
+    files = {"kind": "hotpotqa", "train": [str(HOTPOT)], "test": [str(HUB)]}
     raw = TINY | {"run_dir": str(tmp_path), "model": {"path": "m"}, "cold_start": None, "task": files | task}
     return parse_config(raw | {"allocation": {"bare_rollouts": 8, "pool": 4}})
 
@@ -80,3 +82,31 @@ def test_a_pool_larger_than_the_data(tmp_path: Path) -> None:
     config = qa(tmp_path, limit=2)
     with pytest.raises(ConfigError, match=r"allocation\.pool: 4 prompts per step, but there are only 2"):
         check_source(config, load_source(config))
+
+
+def test_a_resume_under_another_config_is_refused(tmp_path: Path) -> None:
+    """`make quickstart` always resumes: another strategy there would wear the first figures."""
+    config = qa(tmp_path / "run")
+    assert prepare(config, resume=True) == 0
+    assert prepare(config.model_copy(update={"steps": 9}), resume=True) == 0
+    other = config.model_copy(update={"seed": 5})
+    with pytest.raises(ConfigError, match="was run with another seed"):
+        prepare(other, resume=True)
+    assert load_config(tmp_path / "run" / "config.yaml").seed == config.seed
+
+
+def test_fewer_steps_than_done(tmp_path: Path) -> None:
+    config = qa(tmp_path / "run")
+    prepare(config, resume=True)
+    (tmp_path / "run" / "checkpoints").mkdir()
+    (tmp_path / "run" / "checkpoints" / "latest").write_text("step_7")
+    with pytest.raises(ConfigError, match=r"steps: 2, but .* has already done 7"):
+        prepare(config, resume=True)
+    assert prepare(config.model_copy(update={"steps": 8}), resume=True) == 7
+
+
+def test_a_question_is_never_both_trained_on_and_tested(tmp_path: Path) -> None:
+    source = load_source(qa(tmp_path, train=[str(HOTPOT), str(HOTPOT)], test=[str(HOTPOT), str(HUB)]))
+    ids = [task.id for task in (*source.train, *source.test)]
+    assert len(source.train) == 5
+    assert len(ids) == len(set(ids)) == 10

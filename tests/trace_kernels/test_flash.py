@@ -14,9 +14,10 @@ from trace_kernels.backends import flash
 from trace_kernels.reference.tree_attention import tree_attention_reference
 
 
-def varlen(q, k, v, cu_q, cu_k, max_q, max_k, *, softmax_scale, causal):
+def varlen(q, k, v, cu_q, cu_k, max_q, max_k, *, softmax_scale, causal, deterministic=False):
     """`flash_attn_varlen_func`: sequence i's queries are aligned with the END of its keys."""
     assert causal
+    assert deterministic  # its backward adds with atomics otherwise
     assert cu_q.dtype == cu_k.dtype == torch.int32
     group = q.shape[1] // k.shape[1]
     outs = []
@@ -68,6 +69,42 @@ def test_equals_the_oracle(data, size, pad):
         assert (got - want).float().norm() <= 0.02 * want.float().norm() + 1e-6
 
 
+def test_gradients_of_a_prefix_with_many_copies_keep_their_bits():
+    """Below one prefix, 64 branches of one token: 65 copies of its keys and values, whose gradients all point the
+    same way. Summed in bf16, the later ones are lost against the sum so far."""
+    branches, prefix = 64, 8
+    layout = TreeLayout.from_segments([-1] + [0] * branches, [prefix] + [1] * branches)
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(1, 2, 16, generator=generator).expand(layout.num_tokens, -1, -1)
+    q = (q + 0.1 * torch.randn(q.shape, generator=generator)).to(torch.bfloat16).requires_grad_()
+    k, v = (
+        torch.randn(layout.num_tokens, 2, 16, generator=generator).to(torch.bfloat16).requires_grad_()
+        for _ in range(2)
+    )
+    weights = torch.rand(2, 16, generator=generator).expand(q.shape)
+    out = tree_attention(q, k, v, layout, backend="flash")
+    grads = torch.autograd.grad((out.float() * weights).sum(), (k, v))
+    expected = tree_attention_reference(q.float(), k.float(), v.float(), layout, 0.25)
+    wanted = torch.autograd.grad((expected * weights).sum(), (k, v))
+    assert all(got.dtype == torch.bfloat16 for got in grads)
+    for got, want in zip(grads, wanted, strict=True):
+        got, want = got[:prefix].float(), want[:prefix].float()
+        assert (got - want).norm() <= 3e-3 * want.norm()  # bf16 in and out; 8e-3 when summed in bf16
+
+
+def test_gradients_are_summed_in_pieces(monkeypatch):
+    layout = TreeLayout.from_segments([-1, 0, 0], [5, 3, 4])
+    x = torch.randn(12, 2, 16, dtype=torch.bfloat16, requires_grad=True)
+    gather = flash.path_gather(layout)[0]
+    grad = torch.randn(len(gather), 2, 16).to(torch.bfloat16)
+    (whole,) = torch.autograd.grad(flash._Gather.apply(x, gather), x, grad)
+    monkeypatch.setattr(flash, "SUM_ELEMENTS", 2 * 16 * 3)
+    (pieces,) = torch.autograd.grad(flash._Gather.apply(x, gather), x, grad)
+    (exact,) = torch.autograd.grad(x.float()[gather], x, grad.float())
+    assert torch.equal(whole, pieces)
+    torch.testing.assert_close(whole.float(), exact.float(), rtol=1e-2, atol=1e-2)
+
+
 def test_refuses_float32():
     layout = TreeLayout.from_segments([-1], [3])
     q = torch.randn(3, 2, 16)
@@ -78,5 +115,5 @@ def test_refuses_float32():
 def test_names_the_missing_package(monkeypatch):
     monkeypatch.setattr(flash, "is_available", lambda: False)
     q = torch.randn(3, 2, 16, dtype=torch.bfloat16)
-    with pytest.raises(ImportError, match="flash-attn"):
+    with pytest.raises(ImportError, match="pip install --no-build-isolation flash-attn"):
         tree_attention(q, q, q, TreeLayout.from_segments([-1], [3]), backend="flash")

@@ -98,10 +98,11 @@ class EnvironmentConfig(Section):
     """Documents are dropped whole until the observation fits; tokens."""
     reward: Literal["em_or_f1", "exact_match"] = "em_or_f1"
     """Success is an exact match or a token F1 of at least `f1_threshold`, or an exact match alone."""
-    f1_threshold: Probability = 0.3
+    f1_threshold: Annotated[float, Field(gt=0.0, le=1.0)] = 0.3
     """Token F1 that counts as success."""
     instructions: str | None = None
-    """System message that explains the tags; null takes the built-in one, empty leaves it out."""
+    """Text before the question, in the same user message, that explains the tags; null takes the built-in one,
+    empty leaves it out."""
 
 
 class SamplingConfig(Section):
@@ -151,6 +152,15 @@ class EngineConfig(Section):
     threads: PositiveInt | None = None
     """CPU threads of the engine process; by default the machine's cores divided by its ranks."""
 
+    @model_validator(mode="after")
+    def _can_sleep(self) -> EngineConfig:
+        if self.sleep and self.kind == "transformers":
+            raise ValueError(
+                "sleep=true has no effect on kind=transformers, whose model stays in memory; set sleep to "
+                "false or use kind=vllm"
+            )
+        return self
+
 
 class AllocationConfig(Section):
     strategy: Literal["uniform", "pcl", "random_prefix", "trace"] = "trace"
@@ -163,13 +173,13 @@ class AllocationConfig(Section):
     pool: PositiveInt | None = None
     """B: candidate prompts per step; by default M/4, at least 2."""
     max_per_prompt: Annotated[int, Field(ge=2)] = 16
-    """m_max: most bare rollouts of one prompt."""
+    """m_max: most bare rollouts of one prompt (`trace` only)."""
     group_size: Annotated[int, Field(ge=2)] = 8
     """Rollouts per prompt for the strategies with a fixed group."""
     contrast: Literal["plug_in", "beta_binomial"] = "plug_in"
-    """Contrast utility: the paper's, or one that allows for correlated rollouts of a prompt."""
+    """Contrast utility: the paper's, or one that allows for correlated rollouts of a prompt (`trace` only)."""
     exploration: Probability = 0.0
-    """Share of M spread over random prompts of the pool, so that none starves."""
+    """Share of M spread over random prompts of the pool, so that none starves (`trace` only)."""
 
     @property
     def pool_size(self) -> int:

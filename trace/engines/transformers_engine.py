@@ -10,7 +10,13 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from .protocol import Completion, EngineError, Sampling
 
@@ -25,10 +31,20 @@ class TransformersEngine:
     def __init__(
         self, model_path: Path, *, dtype: torch.dtype, device: str = "cpu", max_batch: int = 256
     ) -> None:
-        self._tokenizer = AutoTokenizer.from_pretrained(model_path)
-        model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype)
+        self._tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype, local_files_only=True)
         self._model = model.to(device).eval()
-        self._model.generation_config.update(top_p=None, top_k=None, min_p=None, repetition_penalty=None)
+        self._pad = self._tokenizer.pad_token_id if self._tokenizer.pad_token_id is not None else 0
+        # Nothing of the model's own generation_config.json but its EOS. `generate` fills what is None from
+        # defaults that include top_k=50, so whatever would truncate is set to its neutral value.
+        eos = self._model.generation_config.eos_token_id
+        self._model.generation_config = GenerationConfig(
+            eos_token_id=self._tokenizer.eos_token_id if eos is None else eos,
+            pad_token_id=self._pad,
+            top_k=0,
+            top_p=1.0,
+            repetition_penalty=1.0,
+        )
         self._max_batch = max_batch
         self._pending: list[_Pending] = []
         self._flusher: asyncio.Task[None] | None = None
@@ -80,8 +96,7 @@ class TransformersEngine:
     def _run(self, batch: list[_Pending]) -> list[Completion]:
         temperature, stop = batch[0][1].temperature, batch[0][1].stop
         longest = max(len(ids) for ids, _, _ in batch)
-        pad = self._tokenizer.pad_token_id if self._tokenizer.pad_token_id is not None else 0
-        input_ids = torch.tensor([[pad] * (longest - len(ids)) + ids for ids, _, _ in batch])
+        input_ids = torch.tensor([[self._pad] * (longest - len(ids)) + ids for ids, _, _ in batch])
         mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids, _, _ in batch])
         device = self._model.device
         with torch.random.fork_rng():
@@ -93,7 +108,6 @@ class TransformersEngine:
                 do_sample=temperature > 0,
                 temperature=temperature if temperature > 0 else None,
                 stopping_criteria=StoppingCriteriaList([_Ends(self._stopped, longest, stop)] if stop else []),
-                pad_token_id=pad,
                 output_logits=True,
                 return_dict_in_generate=True,
             )

@@ -129,10 +129,10 @@ class LossTerms:
 def pack(forest: Forest, part: Part, terms: LossTerms | None = None) -> PackedBatch:
     """One part of a forest. Without `terms` all loss weights are zero (a scoring pass)."""
     rows = [int(row) for row in part.nodes]
-    position = {row: i for i, row in enumerate(rows)}
-    parents = [position.get(int(forest.parents[row]), -1) for row in rows]
     nodes = [forest.trees[t].nodes[n] for t, n in (forest.keys[row] for row in rows)]
-    layout = TreeLayout.from_segments(parents, [len(node.token_ids) for node in nodes])
+    layout = TreeLayout.from_segments(
+        part.local_parents(forest.parents), [len(node.token_ids) for node in nodes]
+    )
     ids = np.concatenate([np.asarray(node.token_ids, dtype=np.int64) for node in nodes])
     mask = np.concatenate([np.asarray(node.loss_mask, dtype=np.bool_) for node in nodes])
     sampled = np.concatenate([np.asarray(node.logprobs, dtype=np.float32) for node in nodes])
@@ -212,3 +212,9 @@ def prompt_forest(trees: Sequence[RolloutTree]) -> tuple[Forest, NDArray[np.int6
         return forest, np.arange(len(trees))
     joint.nodes += [node(0, p[shared:]) for p in prompts]
     return Forest.of([joint]), np.arange(1, len(trees) + 1)
+
+
+def split_minibatches(forest: Forest, count: int) -> Sequence[Forest]:
+    """The forest's trees dealt into `count` forests (fewer when there are fewer trees)."""
+    count = min(count, len(forest.trees))
+    return [Forest.of(list(forest.trees[i::count])) for i in range(count)]

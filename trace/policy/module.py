@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trace_kernels.backends.flash import is_available
 from trace_kernels.edge_logprobs import EdgeLogprobHead
-from trace_kernels.integrations.transformers import enable_tree_attention
+from trace_kernels.integrations.transformers import UnsupportedModelError, enable_tree_attention
 from trace_kernels.layout import TreeLayout
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -33,10 +34,16 @@ class TreePolicy(nn.Module):
         self.attention = attention
 
     def forward(
-        self, input_ids: Tensor, layout: TreeLayout, edge_src: Tensor, labels: Tensor, node_ends: Tensor
+        self,
+        input_ids: Tensor,
+        layout: TreeLayout,
+        edge_src: Tensor,
+        labels: Tensor,
+        node_ends: Tensor,
+        entropy: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """`input_ids` [T], `edge_src` and `labels` [E], `node_ends` [n] -> log-prob [E], entropy [E] in nats,
-        float32, under the sampling temperature; final hidden states [n, d], detached."""
+        float32, under the sampling temperature (zeros when not asked for); final hidden states [n, d], detached."""
         hidden = self.model.base_model(
             input_ids=input_ids[None],
             position_ids=layout.depth[None],
@@ -45,8 +52,10 @@ class TreePolicy(nn.Module):
             use_cache=False,
         ).last_hidden_state[0]  # [T, d]
         head = self.model.get_output_embeddings()
-        logprob, entropy = head(hidden, edge_src=edge_src, labels=labels, temperature=self.temperature)
-        return logprob, entropy, hidden[node_ends].detach()
+        logprob, entropies = head(
+            hidden, edge_src=edge_src, labels=labels, temperature=self.temperature, entropy=entropy
+        )
+        return logprob, entropies, hidden[node_ends].detach()
 
 
 def load_tree_policy(
@@ -60,14 +69,18 @@ def load_tree_policy(
 ) -> TreePolicy:
     """Read a Hugging Face directory; inside an active `HfDeepSpeedConfig` the weights arrive partitioned.
 
-    Raises ModelError when the directory is missing or holds something else.
+    Raises ModelError when the directory is missing or holds something else, or when the model or a kernel it is to
+    use is not supported.
     """
     from transformers import AutoModelForCausalLM
 
-    if not (path / "config.json").is_file():
-        raise ModelError(f"{path} holds no config.json; model.path must be a Hugging Face model directory")
+    check_model_directory(path)
+    if attention == "flash" and not is_available():
+        raise ModelError(
+            "model.attention=flash needs flash-attn (pip install --no-build-isolation flash-attn); or use auto"
+        )
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype])
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"cannot load {path} as a causal language model: {error}") from error
     if liger:
@@ -78,12 +91,23 @@ def load_tree_policy(
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0  # old and new log-probs must be functions of the weights alone
-    return TreePolicy(model, temperature, attention)
+    try:
+        return TreePolicy(model, temperature, attention)
+    except (UnsupportedModelError, TypeError) as error:
+        raise ModelError(f"{path}: {error}") from error
+
+
+def check_model_directory(path: Path) -> None:
+    """Raise ModelError when `path` is no model directory; nothing is ever looked up on a hub."""
+    if not (path / "config.json").is_file():
+        raise ModelError(f"{path} holds no config.json; model.path must be a Hugging Face model directory")
 
 
 def _use_liger(model: Any) -> None:
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
+    if not torch.cuda.is_available():
+        raise ModelError("model.liger: Liger's kernels need a GPU, and none is visible")
     apply = MODEL_TYPE_TO_APPLY_LIGER_FN.get(model.config.model_type)
     if apply is None:
         raise ModelError(

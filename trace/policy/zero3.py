@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,11 @@ from ..ranks import Ranks
 from .batch import Features, Forest, LossTerms, NodeKey, PackedBatch, dummy_batch, pack, schedule
 from .loss import tree_policy_loss
 from .module import load_tree_policy
+from .settings import zero3_settings
 
 BUCKET_BYTES = 1 << 30  # weights gathered at a time for a sync
 
-LossFunction = Callable[[PackedBatch, Tensor, Tensor, NDArray[Any] | None], tuple[Tensor, dict[str, float]]]
+LossFunction = Callable[[PackedBatch, Tensor, NDArray[Any] | None], tuple[Tensor, dict[str, float]]]
 
 
 class Zero3Policy:
@@ -112,7 +113,7 @@ class Zero3Policy:
         denominator = max(1.0, float((weight * sampled).sum()))
 
         def policy_loss(
-            batch: PackedBatch, logprob: Tensor, entropy: Tensor, reference: NDArray[Any] | None
+            batch: PackedBatch, logprob: Tensor, reference: NDArray[Any] | None
         ) -> tuple[Tensor, dict[str, float]]:
             out = tree_policy_loss(
                 logprob,
@@ -144,7 +145,7 @@ class Zero3Policy:
         self._warm_up()
         totals: dict[str, float] = {}
         for batch in self._batches(forest, terms):
-            logprob, entropy, _ = self._forward(batch)
+            logprob, _, _ = self._forward(batch, entropy=False)
             if batch.is_dummy:
                 value = (logprob * 0.0).sum()
                 sums: dict[str, float] = {}
@@ -152,7 +153,7 @@ class Zero3Policy:
                 reference = None
                 if reference_logprobs is not None:
                     reference = np.concatenate([reference_logprobs[forest.keys[row]] for row in batch.rows])
-                value, sums = loss(batch, logprob, entropy, reference)
+                value, sums = loss(batch, logprob, reference)
             # DeepSpeed averages gradients over ranks; the loss is a share of one global sum.
             self.engine.backward(value * self.ranks.world, scale_wrt_gas=False)
             on_batch()
@@ -223,11 +224,22 @@ class Zero3Policy:
             shutil.rmtree(part, ignore_errors=True)
             config.save_pretrained(part)
             model.generation_config.save_pretrained(part)
-            AutoTokenizer.from_pretrained(self.path).save_pretrained(part)
+            AutoTokenizer.from_pretrained(self.path, local_files_only=True).save_pretrained(part)
             save_file(state, part / "model.safetensors", metadata={"format": "pt"})
             shutil.rmtree(directory, ignore_errors=True)
             part.rename(directory)  # never a half-written policy under the final name
         self.ranks.barrier()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the whole weights."""
+        parameters = self.engine.module.model.parameters()
+        return sum(getattr(p, "ds_numel", p.numel()) * p.element_size() for p in parameters)
+
+    def forwarded_tokens(self, forest: Forest) -> int:
+        """Tokens one pass over the forest forwards on all ranks: paths shared by several parts count in each."""
+        ranks = schedule(forest, self.micro_batch_tokens, self.ranks.world)
+        return sum(part.tokens for parts in ranks for part in parts if part is not None)
 
     def close(self) -> None:
         """Free the engine's memory; the process group stays."""
@@ -244,49 +256,6 @@ class Zero3Policy:
             batch = dummy_batch() if part is None else pack(forest, part, terms)
             yield batch.to(self.device)
 
-    def _forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
-        return self.engine(batch.input_ids, batch.layout, batch.edge_src, batch.labels, batch.node_ends)
-
-
-def zero3_settings(
-    dtype: str, optimizer: OptimizerConfig | None, device: torch.device, overrides: dict[str, Any]
-) -> dict[str, Any]:
-    """DeepSpeed's own config: the trainer's defaults under the user's `deepspeed` section."""
-    settings: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        # The trainer runs any number of backwards before a step.
-        "managed_gradient_accumulation": False,
-        "zero_optimization": {"stage": 3, "overlap_comm": False},
-        "bf16": {"enabled": dtype == "bfloat16"},
-        "zero_allow_untested_optimizer": True,
-        "wall_clock_breakdown": False,
-        "steps_per_print": 1 << 30,
-    }
-    if optimizer is not None:
-        settings["gradient_clipping"] = optimizer.gradient_clipping
-        settings["optimizer"] = {
-            "type": "AdamW",
-            "params": {
-                "lr": optimizer.learning_rate,
-                "betas": list(optimizer.betas),
-                "weight_decay": optimizer.weight_decay,
-                # DeepSpeed's own CPU Adam would compile for a minute at the first start.
-                "torch_adam": device.type == "cpu",
-            },
-        }
-    return _merge(settings, overrides)
-
-
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in over.items():
-        nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if nested else value
-    return merged
-
-
-def split_minibatches(forest: Forest, count: int) -> Sequence[Forest]:
-    """The forest's trees dealt into `count` forests (fewer when there are fewer trees)."""
-    count = min(count, len(forest.trees))
-    return [Forest.of(list(forest.trees[i::count])) for i in range(count)]
+    def _forward(self, batch: PackedBatch, entropy: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+        inputs = batch.input_ids, batch.layout, batch.edge_src, batch.labels, batch.node_ends
+        return self.engine(*inputs, entropy=entropy)

@@ -25,10 +25,11 @@ NOTICE_WORDS = ("Invalid", "Answer", "now", "Nothing", "Oversized", "Failed")
 # A document's heading is one token up to its title: short observations matter more to a tiny policy.
 _WORDS = r"Doc \d+\(Title:|</?\w+>|<\|\w+\|>|\w+|[^\w\s]"
 
-# Every message ends in a way that no later message changes, so a longer chat extends the shorter one.
+# Every message ends in a way that no later message changes, and an assistant's message begins exactly as the
+# generation prompt does, so a longer chat extends the shorter one.
 _CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    "{% if message['role'] == 'assistant' %}<|assistant|> {{ message['content'] }} <eos>"
+    "{% if message['role'] == 'assistant' %}<|assistant|>{{ message['content'] }} <eos>"
     "{% else %}<|user|> {{ message['content'] }} {% endif %}"
     "{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"

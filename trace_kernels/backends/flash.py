@@ -2,8 +2,12 @@
 
 A chain of tokens attends to its ancestors and causally to itself: with the chain's path gathered, that is one
 sequence whose queries are the last of its keys, which is how the kernel aligns `causal`. The price is a copy of K/V
-per path (and a gradient summed back over the copies), so this pays for short prefixes and for half types, where the
-exact `segments` backend computes in fp32.
+per path (and a gradient summed back over the copies, in fp32), so this pays for short prefixes and for half types,
+where the exact `segments` backend computes in fp32.
+
+`flash-attn` is compiled against the torch that is installed, so pip must not build it in isolation:
+
+    pip install --no-build-isolation flash-attn
 """
 
 from __future__ import annotations
@@ -13,8 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd.function import once_differentiable
 
 from ..layout import TreeLayout
+
+# Rows of copied gradients widened to fp32 at a time, as elements: 2^25 are 128 MiB.
+SUM_ELEMENTS = 1 << 25
 
 
 def is_available() -> bool:
@@ -50,6 +58,36 @@ def path_gather(layout: TreeLayout) -> tuple[torch.Tensor, torch.Tensor, torch.T
     return gather, cumulated(query_lengths), cumulated(key_lengths), *longest
 
 
+class _Gather(torch.autograd.Function):
+    """`x[index]` whose gradient is summed in fp32 and rounded once.
+
+    A shared prefix has as many copies as there are chains below it; summed in bf16, small terms are lost
+    against the sum so far.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(index)
+        ctx.shape, ctx.dtype = x.shape, x.dtype
+        return x[index]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (index,) = ctx.saved_tensors
+        (grad,) = grads
+        total = torch.zeros(ctx.shape, dtype=torch.float32, device=grad.device)
+        step = max(1, SUM_ELEMENTS // grad[0].numel())
+        for part in (slice(first, first + step) for first in range(0, len(index), step)):
+            rows = grad[part].float()
+            # index_add_ uses atomics on accelerators, index_put_ sorts: the same sum on every run.
+            if grad.device.type == "cpu":
+                total.index_add_(0, index[part], rows)
+            else:
+                total.index_put_((index[part],), rows, accumulate=True)
+        return total.to(ctx.dtype), None
+
+
 def flash_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: TreeLayout, scale: float
 ) -> torch.Tensor:
@@ -60,14 +98,19 @@ def flash_attention(
     if q.dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(f"backend 'flash' computes in bf16 or fp16, got {q.dtype}; use backend='segments'")
     if not is_available():
-        raise ImportError("backend 'flash' needs the flash-attn package: pip install 'trace-kernels[flash]'")
+        raise ImportError(
+            "backend 'flash' needs the flash-attn package: pip install --no-build-isolation flash-attn "
+            "(it compiles against the installed torch), or use backend='segments'"
+        )
     from flash_attn import flash_attn_varlen_func
 
     key = ("flash", q.device)
     if key not in layout._cache:
         layout._cache[key] = path_gather(layout.to(q.device))
     gather, query_ends, key_ends, longest_query, longest_key = layout._cache[key]
-    arguments: dict[str, Any] = {"softmax_scale": scale, "causal": True}
+    # The kernel's own backward adds dQ with atomics unless told otherwise.
+    arguments: dict[str, Any] = {"softmax_scale": scale, "causal": True, "deterministic": True}
+    keys, values = _Gather.apply(k, gather), _Gather.apply(v, gather)
     return flash_attn_varlen_func(
-        q, k[gather], v[gather], query_ends, key_ends, longest_query, longest_key, **arguments
+        q, keys, values, query_ends, key_ends, longest_query, longest_key, **arguments
     )

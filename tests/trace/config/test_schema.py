@@ -1,12 +1,13 @@
 """Every key is documented, typed and refused when it makes no sense."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from trace_rl.config.load import ConfigError, parse_config
-from trace_rl.config.schema import AllocationConfig, Config, QaTask, Section, WorldTask
+from trace_rl.config.load import ConfigError, dump_config, load_config, parse_config
+from trace_rl.config.schema import AllocationConfig, Config, EnvironmentConfig, QaTask, Section, WorldTask
 
 MINIMAL: dict[str, Any] = {"run_dir": "r", "steps": 1, "model": {"path": "m"}, "task": {"kind": "world"}}
 
@@ -92,6 +93,15 @@ def test_pool_is_never_below_two() -> None:
         ({"optimizer": {"betas": [0.9, 1.0]}}, "optimizer.betas.1: got 1.0; input should be less than 1"),
         ({"optimizer": {"betas": [0.9]}}, "optimizer.betas.1: required, and missing"),
         ({"engine": {"gpu_memory_utilization": 0}}, "engine.gpu_memory_utilization: got 0"),
+        (
+            {"engine": {"kind": "transformers", "sleep": True}},
+            "engine: sleep=true has no effect on kind=transformers, whose model stays in memory; set sleep to "
+            "false or use kind=vllm",
+        ),
+        (
+            {"environment": {"f1_threshold": 0}},
+            "environment.f1_threshold: got 0; input should be greater than 0",
+        ),
         ({"steps": 0}, "steps: got 0"),
         ({"steps": "many"}, "steps: got 'many'"),
     ],
@@ -106,6 +116,25 @@ def test_a_rollout_that_just_fits_is_allowed() -> None:
 
 def test_odd_budgets_need_groups_of_three() -> None:
     parse_config(MINIMAL | {"allocation": {"bare_rollouts": 7, "max_per_prompt": 3, "pool": 8}})
-    parse_config(
-        MINIMAL | {"allocation": {"strategy": "uniform", "bare_rollouts": 7, "max_per_prompt": 2, "pool": 8}}
-    )
+    parse_config(MINIMAL | {"allocation": {"strategy": "uniform", "bare_rollouts": 7, "pool": 8}})
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"allocation": {"strategy": "uniform", "group_size": 4}},
+        {"allocation": {"strategy": "random_prefix", "group_size": 2}},
+        {"allocation": {"contrast": "beta_binomial", "exploration": 0.2, "max_per_prompt": 20}},
+        {"engine": {"kind": "vllm", "sleep": True}},
+        {"engine": {"kind": "transformers"}},
+    ],
+)
+def test_options_that_are_read_survive_a_dump(section: dict[str, Any], tmp_path: Path) -> None:
+    """A dump names every key, the unread ones at their defaults too."""
+    config = parse_config(MINIMAL | section)
+    (tmp_path / "dump.yaml").write_text(dump_config(config))
+    assert load_config(tmp_path / "dump.yaml") == config
+
+
+def test_instructions_are_said_to_join_the_user_message() -> None:
+    assert "user message" in (EnvironmentConfig.model_fields["instructions"].description or "")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen3Config
 
 from trace_rl.engines.protocol import EngineError, Sampling
 from trace_rl.engines.transformers_engine import TransformersEngine
@@ -51,6 +52,77 @@ def test_logprobs_are_those_of_the_sampling_distribution(
             completion.token_ids[-1] == engine._tokenizer.eos_token_id
         )
         assert completion.cached_tokens == 0
+
+
+VOCAB = 512
+# What a published generation_config.json may ask for; every one of them changes the distribution.
+ASKED = {"top_k": 5, "top_p": 0.5, "min_p": 0.5, "repetition_penalty": 1.5, "no_repeat_ngram_size": 2,
+         "suppress_tokens": list(range(100, VOCAB)), "max_time": 1e-9}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=[{}, ASKED], ids=["no wishes", "a generation config that truncates"])
+def flat_policy(request: Any, tiny_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy so small in its weights that all of its `VOCAB` tokens are about equally likely."""
+    path = tmp_path_factory.mktemp("flat")
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+             "head_dim": 16, "intermediate_size": 32, "vocab_size": VOCAB}  # fmt: skip
+    model = AutoModelForCausalLM.from_config(Qwen3Config(**shape, eos_token_id=tiny_tokenizer.eos_token_id))
+    model.save_pretrained(path)
+    GenerationConfig(
+        do_sample=True, eos_token_id=tiny_tokenizer.eos_token_id, **request.param
+    ).save_pretrained(path)
+    tiny_tokenizer.save_pretrained(path)
+    return path
+
+
+def test_the_whole_vocabulary_is_sampled(flat_policy: Path) -> None:
+    """Of 400 draws from 512 tokens all but equally likely, 9 in 10 rank beyond 50; none would under top_k=50."""
+    engine = TransformersEngine(flat_policy, dtype=torch.float32)
+    oracle = Oracle(flat_policy)
+    (prefix,) = prompts(1, 8)
+    requests = [(prefix, Sampling(1.0, 40, seed=seed)) for seed in range(10)]
+    ranks: list[int] = []
+    for completion in sample(engine, requests):
+        assert oracle.difference(prefix, completion) < TOLERANCE
+        logits = oracle.logits(prefix, completion.token_ids)
+        chosen = logits.gather(1, torch.tensor(completion.token_ids)[:, None])
+        ranks += (logits > chosen).sum(1).tolist()
+    assert len(ranks) > 300
+    beyond = [sum(rank >= k for rank in ranks) / len(ranks) for k in (50, VOCAB // 2, VOCAB - 50)]
+    assert beyond == pytest.approx([0.9, 0.5, 0.1], abs=0.1)
+
+
+def test_only_the_eos_of_the_models_own_generation_config_is_kept(flat_policy: Path) -> None:
+    config = TransformersEngine(flat_policy, dtype=torch.float32)._model.generation_config
+    given = {name: value for name, value in config.to_diff_dict().items() if value is not None}
+    given.pop("transformers_version", None)
+    assert given == {
+        "eos_token_id": AutoTokenizer.from_pretrained(flat_policy).eos_token_id,
+        "pad_token_id": AutoTokenizer.from_pretrained(flat_policy).pad_token_id,
+        "top_k": 0,
+        "top_p": 1.0,
+        "repetition_penalty": 1.0,
+    }
+
+
+def test_a_missing_directory_is_not_looked_for_on_a_hub(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Any] = []
+
+    def remember(path: Any, **options: Any) -> None:
+        asked.append(options.get("local_files_only"))
+        raise OSError("stop here")
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", remember)
+    with pytest.raises(OSError, match="stop here"):
+        TransformersEngine(tmp_path, dtype=torch.float32)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda path, **options: None)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", remember)
+    with pytest.raises(OSError, match="stop here"):
+        TransformersEngine(tmp_path, dtype=torch.float32)
+    assert asked == [True, True]
 
 
 def test_requests_that_sample_differently_share_no_batch(engine: Any, oracle: Oracle) -> None:

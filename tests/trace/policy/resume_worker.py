@@ -83,9 +83,7 @@ def advance(run: Run) -> dict[str, Any]:
     tasks = run.order.take(3)
     forest = Forest.of(random_trees(hash((*draws, *tasks)), 4))
     old, features, figures = score_trees(run, forest)
-    roots = torch.from_numpy(np.stack([features[t, 0] for t in range(len(forest.trees))]))
-    predicted = run.predictor.predict(roots)
-    quality = update_predictor(run, forest, features, predicted)
+    quality = update_predictor(run, forest, features)
     learned = update_policy(run, forest, old)
     run.totals += ledger.count(forest.trees)
     return {"draws": draws, "tasks": tasks, "learned": figures | learned, "predictor": quality}

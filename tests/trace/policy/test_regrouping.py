@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trace_kernels.packing import cut_forest
-from trace_rl.policy.batch import Forest, pack, prompt_forest, schedule
-from trace_rl.policy.zero3 import split_minibatches
+from trace_rl.policy.batch import Forest, pack, prompt_forest, schedule, split_minibatches
 from trace_rl.rollout.tree import Node, RolloutTree
 
 from .oracle import TASK, random_trees

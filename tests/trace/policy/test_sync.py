@@ -35,7 +35,6 @@ def test_one_stale_engine_stops_all_ranks_with_the_figures(synced: Results, rank
         assert "version 7" in message
         assert "largest difference 0.5 nats" in message
         assert "allowed 0.001 in float32" in message
-        assert f"over {16 * ranks} tokens" in message
         assert "sync.tolerance" in message
     assert len(set(synced["stale"])) == 1
 

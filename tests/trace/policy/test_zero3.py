@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trace_rl.config.schema import LossConfig, OptimizerConfig
-from trace_rl.policy.zero3 import zero3_settings
+from trace_rl.policy.settings import zero3_settings
 from trace_rl.rollout.tree import RolloutTree
 
 from .oracle import EPS, random_trees, score_flat, stock_model, token_logprobs, train_flat

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from transformers import AutoTokenizer
 
+from trace_rl.rollout.transcript import Transcript
 from trace_rl.tasks.world import build_world
 from trace_rl.tasks.world_tokenizer import TAGS, world_tokenizer
 
@@ -82,6 +83,25 @@ def test_chat_template_is_append_only(world, tokenizer):
         chat.append({"role": "user", "content": "Answer now"})
         before, shorter = render(chat, True), after
         assert before[: len(shorter)] == shorter
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["stop string", "EOS"])
+def test_chat_observations_are_what_the_template_writes(world, tokenizer, closed):
+    """`model.observations: chat` on the world: turn by turn the ids of the whole conversation rendered anew."""
+    transcript = Transcript(tokenizer, "chat")
+    task = world.test[0]
+    prompt = [{"role": "user", "content": task.question}]
+    chat, ids = list(prompt), transcript.prompt_ids(prompt)
+    for action in world.expert_actions(task):
+        sampled = transcript.action_ids(action) + [tokenizer.eos_token_id] * closed
+        observation = f"\n\n<information>{task.question}</information>\n\n"
+        ids += sampled + transcript.observation_ids(prompt, observation, sampled)
+        chat += [
+            {"role": "assistant", "content": action},
+            {"role": "user", "content": observation.strip()},
+        ]
+        assert ids == transcript.prompt_ids(chat)
+    assert tokenizer.convert_ids_to_tokens(ids[-1:]) == ["<|assistant|>"]
 
 
 def test_saved_and_loaded(world, tokenizer, tmp_path):
