@@ -31,8 +31,8 @@ def sync_weights(policy: Zero3Policy, engine: Engine, version: int) -> None:
     directory = policy.ranks.from_main(lambda: _exchange_directory(size))
     try:
         policy.write_weights(directory)
-        gc.collect()
         if policy.device.type == "cuda":
+            gc.collect()
             torch.cuda.empty_cache()  # the engine wakes up in what the update has left
         policy.ranks.attempt(lambda: engine.load_weights(directory, version))
     finally:
