@@ -90,7 +90,7 @@ class Reporter:
         took = sum(value for name, value in metrics.items() if name.startswith("phase/"))
         self._recent = [*self._recent[-9:], took]
         left = sum(self._recent) / len(self._recent) * (self.steps - step)
-        self._where = f"step {step + 1}/{self.steps}, {_clock(left)} left"
+        self._where = f"step {min(step + 1, self.steps)}/{self.steps}, {_clock(left)} left"
         self.say(
             f"step {step:>4}/{self.steps}  reward {metrics['reward']:.3f}  "
             f"effective {metrics['effective_ratio']:.2f}  "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from pathlib import Path
 
 from trace_rl.config.load import ConfigError, load_config
@@ -25,6 +26,8 @@ def main() -> int:
     arguments = parser.parse_args()
     # DeepSpeed compiles a communication op with the `ninja` that stands beside this Python.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    # DeepSpeed calls collectives by names that torch renames: nothing a user could mend.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     is_main = os.environ.get("RANK", "0") == "0"
     try:
         config = load_config(arguments.config, arguments.set)
