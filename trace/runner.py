@@ -160,14 +160,14 @@ def _train(
         if reporter:
             reporter.evaluated("after", config.steps, figures)
     if reporter:
-        reporter.write_json(
-            "summary.json", summary(run, _added(around, run.phases.take()), time.perf_counter() - begun)
-        )
+        around = _added(around, run.phases.take())
+        content = summary(run, around, time.perf_counter() - begun, resumed_from_step=first)
+        reporter.write_json("summary.json", content)
         reporter.say(f"policy: {config.run_dir / 'policy'}   summary: {config.run_dir / 'summary.json'}")
 
 
-def summary(run: Run, around: dict[str, float], wall_s: float) -> dict[str, Any]:
-    """The run in a few figures."""
+def summary(run: Run, around: dict[str, float], wall_s: float, resumed_from_step: int) -> dict[str, Any]:
+    """The run in a few figures. `wall_s` is this process's; figures of steps are of the whole run."""
     rows = read_metrics(run.config.run_dir)
     path = run.config.run_dir / "evaluations.json"
     evaluations = json.loads(path.read_text()) if path.is_file() else {}
@@ -187,6 +187,7 @@ def summary(run: Run, around: dict[str, float], wall_s: float) -> dict[str, Any]
         "generated_tokens": totals.generated_tokens,
         "leaves": totals.leaves,
         "steps": len(rows),
+        "resumed_from_step": resumed_from_step,
         "wall_s": wall_s,
         "phase_s": phases,
     }

@@ -92,6 +92,7 @@ def test_artefacts(run_dir: Path) -> None:
         "phase_s",
     }
     assert expected <= summary.keys()
+    assert summary["resumed_from_step"] == 2
     assert 0 <= summary["exact_match_before"] <= 1
     assert summary["prefix_cache_hit_rate"] > 0
     assert list((run_dir / "tensorboard").glob("events*"))
