@@ -55,6 +55,8 @@ def main() -> int:
 
 if __name__ == "__main__":  # engines are spawned: importing this file must start nothing
     code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # gloo's threads now and then abort a process that ends the usual way, after all is done
+    if "torch" in sys.modules:
+        from trace_rl.ranks import end_process
+
+        end_process(code)
+    sys.exit(code)

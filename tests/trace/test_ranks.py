@@ -12,8 +12,8 @@ from trace_rl.ranks import Ranks
 from .launch import ROOT, environment, free_port
 
 SCRIPT = """
-import os, sys, torch
-from trace_rl.ranks import RankError, connect
+import sys, torch
+from trace_rl.ranks import RankError, connect, end_process
 
 ranks = connect(torch.device("cpu"))
 
@@ -45,7 +45,7 @@ results = [
 with open(f"{sys.argv[1]}/rank{ranks.rank}", "w") as file:
     file.write("\\n".join(results))
 ranks.barrier()
-os._exit(0)
+end_process(0)
 """
 
 

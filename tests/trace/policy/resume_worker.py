@@ -25,7 +25,7 @@ from trace_rl.learning import score_trees, update_policy, update_predictor
 from trace_rl.phases import Phases
 from trace_rl.policy.batch import Forest
 from trace_rl.policy.zero3 import Zero3Policy
-from trace_rl.ranks import Ranks, connect
+from trace_rl.ranks import Ranks, connect, end_process
 from trace_rl.state import Run
 from trace_rl.tasks.order import TaskOrder
 
@@ -181,7 +181,7 @@ def main() -> None:
     if ranks.is_main:
         torch.save(results, out / "results.pt")
     ranks.barrier()
-    torch.distributed.destroy_process_group()
+    end_process(0)
 
 
 if __name__ == "__main__":

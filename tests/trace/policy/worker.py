@@ -27,7 +27,7 @@ from trace_rl.phases import Phases
 from trace_rl.policy import zero3
 from trace_rl.policy.batch import Features, Forest, LossTerms, schedule
 from trace_rl.policy.zero3 import Zero3Policy
-from trace_rl.ranks import Ranks, connect
+from trace_rl.ranks import Ranks, connect, end_process
 
 LOSS = LossConfig()
 KL_LOSS = LossConfig(kl=0.1)
@@ -249,7 +249,7 @@ def main() -> None:
     if ranks.is_main:
         torch.save(results, worker.out / "results.pt")
     ranks.barrier()
-    torch.distributed.destroy_process_group()
+    end_process(0)
 
 
 if __name__ == "__main__":
