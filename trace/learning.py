@@ -25,9 +25,7 @@ def update_predictor(run: Run, forest: Forest, features: Features) -> dict[str, 
     """Report how good the predictions of this step were, then learn from its outcomes (section 4)."""
 
     def learn() -> dict[str, float]:
-        bare = [
-            [n.reward for n in t.nodes if n.kind == "bare" and n.reward is not None] for t in forest.trees
-        ]
+        bare = [tree.bare_rewards() for tree in forest.trees]
         # The head is judged whether or not the strategy looked at it.
         roots = np.stack([features[tree, 0] for tree in range(len(forest.trees))])
         v_root = run.predictor.predict(torch.from_numpy(roots))

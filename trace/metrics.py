@@ -20,7 +20,7 @@ def rollout_metrics(trees: Sequence[RolloutTree]) -> dict[str, float]:
     ends = [tree.nodes[leaf] for tree in trees for leaf in tree.leaves()]
     calls = sum(node.tool_calls for node in turns)
     mixed = float(np.mean([tree.is_mixed() for tree in trees]))
-    bare = [[n.reward for n in tree.nodes if n.kind == "bare" and n.reward is not None] for tree in trees]
+    bare = [tree.bare_rewards() for tree in trees]
     return {
         "reward": float(everything.mean()),
         "reward_std": float(np.mean([r.std() for r in rewards])),

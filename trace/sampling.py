@@ -114,7 +114,7 @@ def allocate_prefixes(
             v = run.predictor.predict(
                 torch.from_numpy(np.stack([features[t, node] for t, node, _ in anchors]))
             )
-        bare = [sum(n.kind == "bare" and n.reward is not None for n in tree.nodes) for tree in trees]
+        bare = [len(tree.bare_rewards()) for tree in trees]
         stage = PrefixStage(
             v=v,
             reward=np.array([int(reward) for _, _, reward in anchors]),

@@ -88,6 +88,10 @@ class RolloutTree:
         """Rewards of the leaves, in the order of `leaves()`."""
         return [r for node in self.nodes if (r := node.reward) is not None]
 
+    def bare_rewards(self) -> list[float]:
+        """Rewards of the bare rollouts alone, which no look at an outcome has selected."""
+        return [n.reward for n in self.nodes if n.kind == "bare" and n.reward is not None]
+
     def anchors(self) -> list[tuple[int, float]]:
         """Stage-2 candidates `(node, observed reward)`: the non-leaf turns of bare rollouts (section 3).
 
