@@ -7,8 +7,7 @@ integer per token is the whole attention mask: `q sees k  <=>  k <= q < subtree_
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -29,8 +28,9 @@ class TreeLayout:
         predecessor: int64 [T], packed position of the previous token on the path, -1 at a tree's first token.
             The log-prob of token k is predicted by `hidden[predecessor[k]]`: `(predecessor[k], token k)`
             is the loss edge, exact at branch points too.
-        chains: `(start, end, subtree_end)` of every maximal run of tokens without a branch, in DFS order,
-            covering `[0, num_tokens - num_padding)`. Rows in `[end, subtree_end)` see all of the chain.
+        chains: int64 [C, 3], always on the CPU: `(start, end, subtree_end)` of every maximal run of tokens
+            without a branch, in DFS order, covering `[0, num_tokens - num_padding)`. Rows in
+            `[end, subtree_end)` see all of the chain.
         num_padding: padding tokens at the end; each is its own tree of one token.
         longest_path: tokens on the longest root-to-leaf path.
     """
@@ -38,11 +38,9 @@ class TreeLayout:
     subtree_end: torch.Tensor
     depth: torch.Tensor
     predecessor: torch.Tensor
-    chains: tuple[tuple[int, int, int], ...]
+    chains: torch.Tensor
     num_padding: int = 0
     longest_path: int = 0
-    # What a backend derives from the layout once and reuses in every layer and in recomputation.
-    _cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def from_segments(
@@ -100,9 +98,6 @@ class TreeLayout:
             longest_path=int(depth.max()) + 1,
         )
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cache": {}}
-
     @property
     def num_tokens(self) -> int:
         """T, padding included."""
@@ -111,8 +106,9 @@ class TreeLayout:
     @property
     def pairs(self) -> int:
         """Attended (query, key) pairs, `sum(subtree_end[k] - k)`, counted on the host."""
-        inside = sum((e - s) * (e - s + 1) // 2 + (e - s) * (end - e) for s, e, end in self.chains)
-        return inside + self.num_padding
+        start, end, subtree_end = self.chains.unbind(1)
+        length = end - start
+        return int((length * (length + 1) // 2 + length * (subtree_end - end)).sum()) + self.num_padding
 
     @property
     def device(self) -> torch.device:
@@ -127,7 +123,6 @@ class TreeLayout:
             subtree_end=self.subtree_end.to(device),
             depth=self.depth.to(device),
             predecessor=self.predecessor.to(device),
-            _cache={},
         )
 
 
@@ -147,10 +142,10 @@ def _walk(parents: list[int], lengths: list[int], stops: list[int]) -> tuple[np.
     return np.array(depth_before, dtype=np.int64), np.array(last_before, dtype=np.int64)
 
 
-def _chains(subtree_end: np.ndarray, predecessor: np.ndarray) -> tuple[tuple[int, int, int], ...]:
+def _chains(subtree_end: np.ndarray, predecessor: np.ndarray) -> torch.Tensor:
     # A token continues its chain when it follows the token before it and is that token's only child: then,
     # and only then, both subtrees end at the same place.
     follows = (predecessor[1:] == np.arange(len(predecessor) - 1)) & (subtree_end[1:] == subtree_end[:-1])
     starts = np.concatenate([[0], np.flatnonzero(~follows) + 1])
     ends = np.append(starts[1:], len(subtree_end))
-    return tuple(zip(starts.tolist(), ends.tolist(), subtree_end[starts].tolist(), strict=True))
+    return torch.from_numpy(np.stack([starts, ends, subtree_end[starts]], axis=1))

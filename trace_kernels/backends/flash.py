@@ -20,6 +20,8 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ..layout import TreeLayout
+from ..memo import once_per_layout
+from ..scoring import Scoring
 
 # Rows of copied gradients widened to fp32 at a time, as elements: 2^25 are 128 MiB.
 SUM_ELEMENTS = 1 << 25
@@ -37,7 +39,7 @@ def path_gather(layout: TreeLayout) -> tuple[torch.Tensor, torch.Tensor, torch.T
     Padding tokens are chains of one token.
     """
     end = layout.num_tokens - layout.num_padding
-    chains = [*layout.chains, *((t, t + 1, t + 1) for t in range(end, layout.num_tokens))]
+    chains = [*layout.chains.tolist(), *((t, t + 1, t + 1) for t in range(end, layout.num_tokens))]
     open_paths: list[tuple[int, np.ndarray]] = []  # (subtree end, positions from the root)
     keys: list[np.ndarray] = []
     for start, stop, subtree_end in chains:
@@ -88,29 +90,45 @@ class _Gather(torch.autograd.Function):
         return total.to(ctx.dtype), None
 
 
-def flash_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: TreeLayout, scale: float
-) -> torch.Tensor:
-    """Tree attention on q [T, H, D], k/v [T, Hk, D] -> [T, H, D]; bf16 or fp16 on a GPU.
-
-    Raises ImportError when `flash-attn` is missing, ValueError for another type.
-    """
+def refusal(q: torch.Tensor, *, sinks: torch.Tensor | None, return_lse: bool) -> str | None:
+    """Why this backend cannot compute what is asked, as the end of a sentence; None: it can."""
     if q.dtype not in (torch.bfloat16, torch.float16):
-        raise ValueError(f"backend 'flash' computes in bf16 or fp16, got {q.dtype}; use backend='segments'")
+        return f"computes in bfloat16 and float16, not {q.dtype}"
+    if sinks is not None or return_lse:
+        return f"has no {'sinks' if sinks is not None else 'lse'}"
+    return None
+
+
+def flash_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layout: TreeLayout,
+    scoring: Scoring,
+    sinks: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, None]:
+    """Tree attention on q [T, H, D], k/v [T, Hk, D] -> (out [T, H, D], no lse); bf16 or fp16 on a GPU.
+
+    Raises ImportError when `flash-attn` is missing.
+    """
     if not is_available():
         raise ImportError(
             "backend 'flash' needs the flash-attn package: pip install --no-build-isolation flash-attn "
-            "(it compiles against the installed torch), or use backend='segments'"
+            "(it compiles against the installed torch), or use another backend"
         )
     from flash_attn import flash_attn_varlen_func
 
-    key = ("flash", q.device)
-    if key not in layout._cache:
-        layout._cache[key] = path_gather(layout.to(q.device))
-    gather, query_ends, key_ends, longest_query, longest_key = layout._cache[key]
+    gather, query_ends, key_ends, longest_query, longest_key = once_per_layout(
+        layout.chains, ("flash", q.device), lambda: path_gather(layout.to(q.device))
+    )
     # The kernel's own backward adds dQ with atomics unless told otherwise.
-    arguments: dict[str, Any] = {"softmax_scale": scale, "causal": True, "deterministic": True}
+    arguments: dict[str, Any] = {"softmax_scale": scoring.scale, "causal": True, "deterministic": True}
+    if scoring.window is not None:
+        arguments["window_size"] = (scoring.window - 1, 0)  # along the gathered path, which is by depth
+    if scoring.softcap is not None:
+        arguments["softcap"] = scoring.softcap
     keys, values = _Gather.apply(k, gather), _Gather.apply(v, gather)
-    return flash_attn_varlen_func(
+    out = flash_attn_varlen_func(
         q, keys, values, query_ends, key_ends, longest_query, longest_key, **arguments
     )
+    return out, None

@@ -19,6 +19,7 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from ..layout import TreeLayout
+from ..memo import once_per_layout
 from ..tree_attention import tree_attention
 
 NAME = "trace_tree"
@@ -111,15 +112,15 @@ def _check_positions(where: str, layout: TreeLayout, position_ids: torch.Tensor 
     if position_ids is None:
         return
     # One comparison per model call, not per layer: the same tensor object reaches all of them.
-    seen = layout._cache.get("positions")
-    if seen is not None and seen() is position_ids:
+    seen = once_per_layout(layout.chains, "positions", list[Any])
+    if seen and seen[0]() is position_ids:
         return
     depth = layout.depth.to(position_ids.device)
     if position_ids.shape[-1] != depth.shape[0] or not bool((position_ids == depth).all()):
         raise UnsupportedModelError(
             f"{where}: position_ids are not the layout's depths: pass position_ids=layout.depth[None]"
         )
-    layout._cache["positions"] = weakref.ref(position_ids)
+    seen[:] = [weakref.ref(position_ids)]
 
 
 def _no_mask(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> None:

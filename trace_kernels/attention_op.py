@@ -1,0 +1,155 @@
+"""`trace_kernels::tree_attention`, the op that autograd and torch.compile see.
+
+Its arguments are tensors and numbers alone, so a compiled graph serves every layout: what a backend derives from a
+layout is rebuilt from `chains` inside the op, once per layout (see `memo`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from .layout import TreeLayout
+from .scoring import Scoring
+
+# Modules with `forward` and `backward` of the signatures in `Program`, imported when first used.
+PROGRAMS = {"segments": ".backends.segments", "triton": ".backends.triton"}
+
+
+class Geometry(NamedTuple):
+    """A layout as the op carries it; see `TreeLayout` for the fields."""
+
+    subtree_end: torch.Tensor
+    depth: torch.Tensor
+    chains: torch.Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        return self.subtree_end.shape[0]
+
+    @property
+    def num_padding(self) -> int:
+        return self.num_tokens - int(self.chains[-1, 1])
+
+
+class Program(NamedTuple):
+    """One way to compute the op.
+
+    forward(q [T, H, D], k, v [T, Hk, D], sinks [H] | None, geometry, scoring)
+        -> (out [T, H, D], lse [H, T]); out in q's dtype or wider, lse in at least fp32 and with the sinks.
+    backward(grad_out [T, H, D], grad_lse [H, T] | None, q, k, v, sinks, out, lse, geometry, scoring)
+        -> (dq, dk, dv, dsinks | None) in the dtypes of q, k, v and sinks; `out` as forward returned it.
+    """
+
+    forward: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    backward: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]]
+
+
+def _program(name: str) -> Program:
+    module = importlib.import_module(PROGRAMS[name], __package__)
+    return Program(module.forward, module.backward)
+
+
+def run(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layout: TreeLayout,
+    scoring: Scoring,
+    sinks: torch.Tensor | None,
+    program: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out [T, H, D], lse [H, T]) on q [T, H, D] and k, v [T, Hk, D]; differentiable in q, k, v and sinks."""
+    if layout.device != q.device:
+        layout = layout.to(q.device)
+    out, lse, _ = _forward(
+        q, k, v, sinks, layout.subtree_end, layout.depth, layout.chains,
+        scoring.scale, scoring.window, scoring.softcap, program,
+    )  # fmt: skip
+    return out, lse
+
+
+@torch.library.custom_op("trace_kernels::tree_attention", mutates_args=())
+def _forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sinks: torch.Tensor | None,
+    subtree_end: torch.Tensor,
+    depth: torch.Tensor,
+    chains: torch.Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    program: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    geometry, scoring = Geometry(subtree_end, depth, chains), Scoring(scale, window, softcap)
+    wide, lse = _program(program).forward(q, k, v, sinks, geometry, scoring)
+    # The unrounded output is kept where a program gives one: the backward subtracts rowsum(dO * O) from dO V^T,
+    # which cancels where a row sees few keys, and a bf16 O there costs 1 % of RMS error in dQ and dK.
+    rounded = wide.dtype != q.dtype
+    return wide.to(q.dtype), lse, wide if rounded else wide.new_empty(0)
+
+
+@_forward.register_fake
+def _(q, k, v, sinks, subtree_end, depth, chains, scale, window, softcap, program):  # type: ignore[no-untyped-def]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    lse = q.new_empty((q.shape[1], q.shape[0]), dtype=wide)
+    keeps_wide = program == "segments" and q.dtype != wide
+    unrounded = q.new_empty(q.shape if keeps_wide else (0,), dtype=wide if keeps_wide else q.dtype)
+    return q.new_empty(q.shape), lse, unrounded
+
+
+@torch.library.custom_op("trace_kernels::tree_attention_backward", mutates_args=())
+def _backward(
+    grad_out: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sinks: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    subtree_end: torch.Tensor,
+    depth: torch.Tensor,
+    chains: torch.Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    program: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    geometry, scoring = Geometry(subtree_end, depth, chains), Scoring(scale, window, softcap)
+    dq, dk, dv, dsinks = _program(program).backward(
+        grad_out, grad_lse, q, k, v, sinks, out, lse, geometry, scoring
+    )
+    return dq, dk, dv, lse.new_empty(0) if dsinks is None else dsinks
+
+
+@_backward.register_fake
+def _(grad_out, grad_lse, q, k, v, sinks, out, lse, *geometry_and_scoring):  # type: ignore[no-untyped-def]
+    dsinks = lse.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsinks
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    q, k, v, sinks, subtree_end, depth, chains, *numbers = inputs
+    out, lse, wide = output
+    ctx.mark_non_differentiable(wide)
+    ctx.set_materialize_grads(False)
+    kept = wide if wide.numel() else out
+    ctx.save_for_backward(q, k, v, sinks, kept, lse, subtree_end, depth, chains)
+    ctx.numbers = numbers
+
+
+def _differentiate(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None, _: None) -> Any:
+    q, k, v, sinks, out, lse, *geometry = ctx.saved_tensors
+    if grad_out is None:
+        grad_out = torch.zeros_like(q)
+    dq, dk, dv, dsinks = _backward(grad_out, grad_lse, q, k, v, sinks, out, lse, *geometry, *ctx.numbers)
+    return dq, dk, dv, None if sinks is None else dsinks, *[None] * 7
+
+
+_forward.register_autograd(_differentiate, setup_context=_setup_context)
