@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple, overload
 
 import torch
 
@@ -27,6 +27,38 @@ BACKENDS: dict[str, Backend] = {
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # What the Triton kernel is tuned for; `segments`, `flex` and `reference` take any head size.
 HEAD_DIMS = (32, 64, 80, 96, 128, 256)
+
+
+@overload
+def tree_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layout: TreeLayout,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    backend: str = "auto",
+    return_lse: Literal[False] = False,
+) -> torch.Tensor: ...
+
+
+@overload
+def tree_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layout: TreeLayout,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    backend: str = "auto",
+    return_lse: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
 def tree_attention(
