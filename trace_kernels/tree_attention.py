@@ -173,9 +173,9 @@ def refusal(
 
 
 def _interpreted() -> bool:
-    import triton
+    from .interpreter import is_on
 
-    return bool(triton.knobs.runtime.interpret)
+    return is_on()
 
 
 def _autocast(x: torch.Tensor) -> torch.Tensor:
