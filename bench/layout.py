@@ -17,6 +17,7 @@ from trace_kernels.advantages import advantages
 from trace_kernels.forest import childless, node_ends
 from trace_kernels.layout import TreeLayout
 from trace_kernels.packing import cut_forest
+from trace_kernels.rollouts import pack_rollouts
 from trace_rl.allocation import allocate_prefixes, allocate_roots
 
 from .measure import median_ms
@@ -62,6 +63,7 @@ def cases(quick: bool) -> list[Case]:
     rng = np.random.default_rng(0)
     return [
         *_forest_cases(65_536 // scale, 2_000 // scale, rng, 20.0),
+        _rollout_case(1_000 // scale, rng),
         *_allocation_cases(1_024 // scale, rng, 100.0),
     ]
 
@@ -88,6 +90,13 @@ def _forest_cases(tokens: int, segments: int, rng: np.random.Generator, limit_ms
             limit_ms,
         ),
         Case(
+            f"{tokens} tokens, {segments} segments",
+            "TreeLayout.from_subtree_end",
+            lambda: TreeLayout.from_subtree_end(np.repeat(end, lengths)),
+            lambda layout: abs(layout.pairs - pairs),
+            limit_ms,
+        ),
+        Case(
             size,
             "cut_forest",
             lambda: cut_forest(forest, node_tokens, max_tokens=16_384),
@@ -106,6 +115,22 @@ def _forest_cases(tokens: int, segments: int, rng: np.random.Generator, limit_ms
             )
         )
     return found
+
+
+def _rollout_case(rollouts: int, rng: np.random.Generator) -> Case:
+    """Groups of 20 rollouts, each group with a prompt of 300 tokens and answers of 200."""
+    groups = -(-rollouts // 20)
+    prompts = rng.integers(150_000, size=(groups, 300))
+    answers = rng.integers(150_000, size=(rollouts, 200))
+    answers[:, 0] = np.arange(rollouts)  # no two answers of a group start alike
+    tokens = [np.concatenate([prompts[r // 20], answers[r]]) for r in range(rollouts)]
+    packed = 300 * groups + 200 * rollouts
+    return Case(
+        f"{rollouts} rollouts of 500 tokens, {packed} packed",
+        "pack_rollouts",
+        lambda: pack_rollouts(tokens),
+        lambda found: abs(found.layout.num_tokens - packed),
+    )
 
 
 def _terms(parents: Ints, leaves: Ints, rewards: NDArray[np.float64], estimator: str) -> tuple[Any, ...]:

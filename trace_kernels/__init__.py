@@ -14,11 +14,13 @@ from .advantages import (
 from .edge_logprobs import EdgeLogprobHead, edge_logprobs
 from .layout import TreeLayout
 from .packing import CostModel, Part, balance, cut_forest, reforward_factor
+from .rollouts import PackedRollouts, pack_rollouts
 from .tree_attention import tree_attention
 
 __all__ = [
     "CostModel",
     "EdgeLogprobHead",
+    "PackedRollouts",
     "Part",
     "TreeAdvantages",
     "TreeLayout",
@@ -29,6 +31,7 @@ __all__ = [
     "leaf_advantages",
     "leaf_weights",
     "node_values",
+    "pack_rollouts",
     "reforward_factor",
     "tree_attention",
     "turn_advantages",

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .forest import check_lengths, check_parents, node_ends
+from .forest import as_int_vector, check_lengths, check_parents, node_ends
 
 IntSequence = Sequence[int] | NDArray[np.integer]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,37 +68,103 @@ class TreeLayout:
         """
         parent = check_parents(parents)
         length = check_lengths(lengths, parent.size)
-        if pad_to_multiple is not None and pad_to_multiple < 1:
-            raise ValueError(f"pad_to_multiple: expected at least 1, got {pad_to_multiple}")
         real = int(length.sum())
         if real == 0:
             raise ValueError(
                 f"lengths: the {parent.size} segments hold no token, a layout needs at least one"
             )
-        padding = -real % pad_to_multiple if pad_to_multiple else 0
-
         stop = np.cumsum(length)
-        end = stop[node_ends(parent) - 1]
-        depth_before, last_before = _walk(parent.tolist(), length.tolist(), stop.tolist())
         start = stop - length
-        index = np.arange(real + padding, dtype=np.int64)
-
-        subtree_end = np.concatenate([np.repeat(end, length), index[real:] + 1]).astype(np.int32)
-        depth = np.zeros(real + padding, dtype=np.int64)
-        depth[:real] = index[:real] + np.repeat(depth_before - start, length)
-        predecessor = index - 1
-        predecessor[real:] = -1
+        depth_before, last_before = _walk(parent.tolist(), length.tolist(), stop.tolist())
+        predecessor = np.arange(-1, real - 1, dtype=np.int64)
         filled = length > 0
         predecessor[start[filled]] = last_before[filled]
-
-        return TreeLayout(
-            subtree_end=torch.from_numpy(subtree_end).to(device),
-            depth=torch.from_numpy(depth).to(device),
-            predecessor=torch.from_numpy(predecessor).to(device),
-            chains=_chains(subtree_end[:real], predecessor[:real]),
-            num_padding=padding,
-            longest_path=int(depth.max()) + 1,
+        return _padded(
+            np.repeat(stop[node_ends(parent) - 1], length),
+            np.arange(real, dtype=np.int64) + np.repeat(depth_before - start, length),
+            predecessor,
+            pad_to_multiple,
+            device,
         )
+
+    @staticmethod
+    def from_cu_seqlens(
+        cu_seqlens: IntSequence | torch.Tensor,
+        *,
+        pad_to_multiple: int | None = None,
+        device: torch.device | str | None = None,
+    ) -> TreeLayout:
+        """Layout of B sequences laid end to end that share nothing: B trees of one chain each.
+
+        Args:
+            cu_seqlens: [B + 1] ints, 0 and then the end of each sequence, as in varlen FlashAttention. On
+                another device than the CPU, reading it waits for that device.
+            pad_to_multiple, device: as in `from_segments`.
+
+        Raises:
+            ValueError: no sequence, not starting at 0, an empty sequence or one of negative length,
+                `pad_to_multiple` < 1.
+        """
+        ends = as_int_vector(on_host(cu_seqlens), "cu_seqlens")
+        if ends.size < 2:
+            raise ValueError(
+                f"cu_seqlens: expected 0 and the end of at least one sequence, got {ends.size} entries"
+            )
+        if ends[0] != 0:
+            raise ValueError(f"cu_seqlens[0] = {ends[0]}: expected 0, where the first sequence starts")
+        length = np.diff(ends)
+        if (length < 1).any():
+            at = int(np.argmax(length < 1)) + 1
+            raise ValueError(
+                f"cu_seqlens[{at}] = {ends[at]} after {ends[at - 1]}: each end must be above the one before it"
+            )
+        return TreeLayout.from_segments(
+            np.full(length.size, -1), length, pad_to_multiple=pad_to_multiple, device=device
+        )
+
+    @staticmethod
+    def from_subtree_end(
+        subtree_end: IntSequence | torch.Tensor,
+        *,
+        pad_to_multiple: int | None = None,
+        device: torch.device | str | None = None,
+    ) -> TreeLayout:
+        """Layout of a packing made elsewhere, from the one array that is its whole mask.
+
+        Args:
+            subtree_end: [T] ints, one past the last descendant of each token (packed in DFS pre-order); query
+                q sees key k iff `k <= q < subtree_end[k]`. On another device than the CPU, reading it waits
+                for that device.
+            pad_to_multiple, device: as in `from_segments`. Padding tokens already in `subtree_end` must be
+                trees of one token (`subtree_end[k] = k + 1`) and are counted as tokens.
+
+        Raises:
+            ValueError: no token, `subtree_end[k]` outside (k, T], a token whose range ends after that of a
+                token above it, `pad_to_multiple` < 1.
+        """
+        end = as_int_vector(on_host(subtree_end), "subtree_end")
+        if end.size == 0:
+            raise ValueError("subtree_end: no token, a layout needs at least one")
+        index = np.arange(end.size, dtype=np.int64)
+        outside = (end <= index) | (end > end.size)
+        if outside.any():
+            at = int(np.argmax(outside))
+            raise ValueError(
+                f"subtree_end[{at}] = {end[at]}: expected a value above the token's own position and "
+                f"at most {end.size}, the number of tokens"
+            )
+        # Every range starts at its token, so the ranges over k are all begun before it less all ended by then.
+        depth = index - np.cumsum(np.bincount(end, minlength=end.size + 1))[:-1]
+        predecessor = _latest_one_higher(depth)
+        above = np.where(predecessor >= 0, end[predecessor], end.size)
+        crossing = end > above
+        if crossing.any():
+            at = int(np.argmax(crossing))
+            raise ValueError(
+                f"subtree_end[{at}] = {end[at]}: ends after the subtree of token {predecessor[at]}, which is "
+                f"above it and ends at {above[at]}: not a DFS pre-order packing"
+            )
+        return _padded(end, depth, predecessor, pad_to_multiple, device)
 
     @property
     def num_tokens(self) -> int:
@@ -126,7 +194,7 @@ class TreeLayout:
         )
 
 
-def _walk(parents: list[int], lengths: list[int], stops: list[int]) -> tuple[np.ndarray, np.ndarray]:
+def _walk(parents: list[int], lengths: list[int], stops: list[int]) -> tuple[Ints, Ints]:
     """Per segment: the depth its first token gets, and the packed position of the token before it (-1:
     none)."""
     depth_before: list[int] = []
@@ -142,7 +210,48 @@ def _walk(parents: list[int], lengths: list[int], stops: list[int]) -> tuple[np.
     return np.array(depth_before, dtype=np.int64), np.array(last_before, dtype=np.int64)
 
 
-def _chains(subtree_end: np.ndarray, predecessor: np.ndarray) -> torch.Tensor:
+def on_host(values: Any) -> Any:
+    """A tensor as an array (waits for its device), anything else as it is."""
+    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
+
+
+def _latest_one_higher(depth: Ints) -> Ints:
+    """[T]: per token, the last one before it that is one level higher, -1 where depth is 0."""
+    index = np.arange(depth.size, dtype=np.int64)
+    found = index - 1
+    # Only where a token does not go on from the one before it is there anything to look up.
+    jumps = np.flatnonzero(depth != np.append(0, depth[:-1] + 1))
+    order = np.argsort(depth, kind="stable")
+    keys = depth[order] * depth.size + order
+    found[jumps] = order[np.searchsorted(keys, (depth[jumps] - 1) * depth.size + jumps) - 1]
+    found[depth == 0] = -1
+    return found
+
+
+def _padded(
+    subtree_end: Ints,
+    depth: Ints,
+    predecessor: Ints,
+    pad_to_multiple: int | None,
+    device: torch.device | str | None,
+) -> TreeLayout:
+    """The layout of real tokens [t] with padding behind them."""
+    if pad_to_multiple is not None and pad_to_multiple < 1:
+        raise ValueError(f"pad_to_multiple: expected at least 1, got {pad_to_multiple}")
+    real = subtree_end.size
+    padding = -real % pad_to_multiple if pad_to_multiple else 0
+    alone = np.arange(real + 1, real + padding + 1, dtype=np.int64)
+    return TreeLayout(
+        subtree_end=torch.from_numpy(np.append(subtree_end, alone).astype(np.int32)).to(device),
+        depth=torch.from_numpy(np.append(depth, np.zeros_like(alone))).to(device),
+        predecessor=torch.from_numpy(np.append(predecessor, np.full_like(alone, -1))).to(device),
+        chains=_chains(subtree_end, predecessor),
+        num_padding=padding,
+        longest_path=int(depth.max()) + 1,
+    )
+
+
+def _chains(subtree_end: Ints, predecessor: Ints) -> torch.Tensor:
     # A token continues its chain when it follows the token before it and is that token's only child: then,
     # and only then, both subtrees end at the same place.
     follows = (predecessor[1:] == np.arange(len(predecessor) - 1)) & (subtree_end[1:] == subtree_end[:-1])

@@ -6,7 +6,6 @@ import random
 from dataclasses import dataclass
 
 import torch
-from hypothesis import strategies as st
 
 
 @dataclass
@@ -49,20 +48,6 @@ def random_forest(rng: random.Random, segments: int, longest: int, *, shortest: 
     lengths = [rng.randint(shortest, longest) for _ in parents]
     if not sum(lengths):
         lengths[rng.randrange(segments)] = 1
-    return Forest(parents, lengths)
-
-
-@st.composite
-def forests(draw: st.DrawFn, max_nodes: int = 14, max_length: int = 6) -> Forest:
-    parents: list[int] = []
-    path: list[int] = []
-    for node in range(draw(st.integers(1, max_nodes))):
-        path = path[: draw(st.integers(0, len(path)))]
-        parents.append(path[-1] if path else -1)
-        path = [*path, node]
-    lengths = draw(st.lists(st.integers(0, max_length), min_size=len(parents), max_size=len(parents)))
-    if not sum(lengths):
-        lengths[0] = 1
     return Forest(parents, lengths)
 
 
