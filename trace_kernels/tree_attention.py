@@ -121,7 +121,8 @@ def tree_attention(
     )
     if backend == "auto":
         backend = choose_backend(q).name
-    reason = refusal(backend, q, softcap=softcap, sinks=sinks, return_lse=return_lse)
+    differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    reason = refusal(backend, q, sinks=sinks, return_lse=return_lse, differentiable=differentiable)
     if reason is not None:
         raise ValueError(f"backend: {backend!r} {reason}; use backend='auto'")
     out, lse = BACKENDS[backend](q, k, v, layout, scoring, sinks)
@@ -153,9 +154,9 @@ def refusal(
     backend: str,
     q: torch.Tensor,
     *,
-    softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     return_lse: bool = False,
+    differentiable: bool = False,
 ) -> str | None:
     """Why a backend cannot compute this, as the end of a sentence; None: it can."""
     if backend == "triton":
@@ -168,7 +169,7 @@ def refusal(
     if backend == "flash":
         return flash.refusal(q, sinks=sinks, return_lse=return_lse)
     if backend == "flex":
-        return flex.refusal(q)
+        return flex.refusal(q, differentiable=differentiable)
     return None
 
 
@@ -227,8 +228,9 @@ def _check_scoring(
 ) -> None:
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
         raise ValueError(f"window: expected a positive number of tokens or None, got {window!r}")
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap: expected a positive number or None, got {softcap!r}")
+    is_number = isinstance(softcap, (int, float)) and not isinstance(softcap, bool)
+    if softcap is not None and not (is_number and 0 < softcap < float("inf")):
+        raise ValueError(f"softcap: expected a positive finite number or None, got {softcap!r}")
     if sinks is None:
         return
     if not isinstance(sinks, torch.Tensor):

@@ -3,7 +3,6 @@
 import sys
 from types import ModuleType
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,11 +10,17 @@ from hypothesis import strategies as st
 
 from trace_kernels import TreeLayout, tree_attention
 from trace_kernels.backends import flash
-from trace_kernels.reference.tree_attention import tree_attention_reference
+from trace_kernels.reference.tree_attention import masked_attention, tree_attention_reference
 from trace_kernels.scoring import Scoring
 
+from .attention_cases import inputs, oracle_mask
+from .drawn_forests import forests
 
-def varlen(q, k, v, cu_q, cu_k, max_q, max_k, *, softmax_scale, causal, deterministic=False):
+
+def varlen(
+    q, k, v, cu_q, cu_k, max_q, max_k, *,
+    softmax_scale, causal, deterministic=False, window_size=(-1, -1), softcap=0.0,
+):  # fmt: skip
     """`flash_attn_varlen_func`: sequence i's queries are aligned with the END of its keys."""
     assert causal
     assert deterministic  # its backward adds with atomics otherwise
@@ -30,8 +35,13 @@ def varlen(q, k, v, cu_q, cu_k, max_q, max_k, *, softmax_scale, causal, determin
         n, m = qi.shape[1], ki.shape[1]
         assert n <= max_q
         assert m <= max_k
-        mask = torch.ones(n, m, dtype=torch.bool).tril(m - n)
-        scores = (qi @ ki.transpose(1, 2) * softmax_scale).masked_fill(~mask, float("-inf"))
+        # How far a key is left of the query's own place; -1 means no bound on that side.
+        left = torch.arange(n)[:, None] + m - n - torch.arange(m)
+        mask = (left >= 0) & ((left <= window_size[0]) | (window_size[0] < 0))
+        scores = qi @ ki.transpose(1, 2) * softmax_scale
+        if softcap > 0:
+            scores = softcap * torch.tanh(scores / softcap)
+        scores = scores.masked_fill(~mask, float("-inf"))
         outs.append((scores.softmax(-1) @ vi).transpose(0, 1))
     return torch.cat(outs).to(q.dtype)
 
@@ -45,25 +55,20 @@ def fake_flash(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(data=st.data(), size=st.integers(1, 9), pad=st.integers(1, 8))
-def test_equals_the_oracle(data, size, pad):
-    path: list[int] = []
-    parents = []
-    for i in range(size):  # any DFS pre-order: a parent is on the previous node's path, or none
-        parent = data.draw(st.sampled_from([-1, *path]))
-        parents.append(parent)
-        path = [*path[: path.index(parent) + 1], i] if parent >= 0 else [i]
-    lengths = data.draw(st.lists(st.integers(1, 5), min_size=size, max_size=size))
-    layout = TreeLayout.from_segments(parents, lengths, pad_to_multiple=pad)
-    generator = torch.Generator().manual_seed(int(np.sum(lengths)))
-    q, k, v = (
-        torch.randn(layout.num_tokens, heads, 16, generator=generator).to(torch.bfloat16).requires_grad_()
-        for heads in (4, 2, 2)
-    )
-    out = tree_attention(q, k, v, layout, backend="flash")
-    expected = tree_attention_reference(q.float(), k.float(), v.float(), layout, Scoring(0.25))[0]
+@given(
+    forest=forests(max_nodes=9, max_length=5),
+    pad=st.integers(1, 8),
+    window=st.none() | st.integers(1, 12),
+    softcap=st.none() | st.floats(0.5, 4),
+)
+def test_equals_the_oracle(forest, pad, window, softcap):
+    layout = TreeLayout.from_segments(forest.parents, forest.lengths, pad_to_multiple=pad)
+    *qkv, weights = inputs(layout.num_tokens, (4, 2), 16, torch.bfloat16, seed=forest.num_tokens)
+    q, k, v = (x.requires_grad_() for x in qkv)
+    out = tree_attention(q, k, v, layout, window=window, softcap=softcap, backend="flash")
+    mask = oracle_mask(forest, layout.num_tokens, window)
+    expected = masked_attention(q.float(), k.float(), v.float(), mask, Scoring(0.25, softcap=softcap))[0]
     torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
-    weights = torch.randn(out.shape, generator=generator)
     grads = torch.autograd.grad((out.float() * weights).sum(), (q, k, v))
     wanted = torch.autograd.grad((expected * weights).sum(), (q, k, v))
     for got, want in zip(grads, wanted, strict=True):
@@ -106,11 +111,18 @@ def test_gradients_are_summed_in_pieces(monkeypatch):
     torch.testing.assert_close(whole.float(), exact.float(), rtol=1e-2, atol=1e-2)
 
 
-def test_refuses_float32():
-    layout = TreeLayout.from_segments([-1], [3])
-    q = torch.randn(3, 2, 16)
-    with pytest.raises(ValueError, match=r"'flash' computes in bfloat16 and float16, not torch.float32"):
-        tree_attention(q, q, q, layout, backend="flash")
+@pytest.mark.parametrize(
+    ("dtype", "options", "reason"),
+    [
+        (torch.float32, {}, "computes in bfloat16 and float16, not torch.float32"),
+        (torch.bfloat16, {"sinks": torch.zeros(2)}, "has no sinks"),
+        (torch.bfloat16, {"return_lse": True}, "has no lse"),
+    ],
+)
+def test_refuses_what_it_cannot(dtype, options, reason):
+    q = torch.randn(3, 2, 16, dtype=dtype)
+    with pytest.raises(ValueError, match=f"backend: 'flash' {reason}; use backend='auto'"):
+        tree_attention(q, q, q, TreeLayout.from_segments([-1], [3]), backend="flash", **options)
 
 
 def test_names_the_missing_package(monkeypatch):

@@ -1,8 +1,11 @@
 """One attention block, forward and backward: what `segments` composes tree attention from.
 
 A block is the query rows `q [G, Hk, n, D]` (G query heads share a key head) against the keys
-`k, v [Hk, m, D]`, all in fp32 (or fp64). Its first key is its first row; it is masked causally (`row >= key`,
-so rows from m on see every key) or, with m == n, by an additive mask [n, n].
+`k, v [Hk, m, D]`, all in fp32 (or fp64). Every row sees one key at least; which, its mask says:
+
+    None        the first key is the first row: causal, `row >= key`, so rows from m on see every key
+    a tensor    added to the scores, [n, m]
+    `Band`      the window, by depth
 """
 
 from __future__ import annotations
@@ -12,16 +15,35 @@ from typing import NamedTuple
 
 import torch
 
+from ..scoring import Scoring
+
 # No temporary of the matmul path holds more elements than this, unless a single row already does.
 MAX_ELEMENTS = 1 << 24
+# On a CPU: what stays in its caches.
+MAX_CPU_ELEMENTS = 1 << 20
 
+
+class Band(NamedTuple):
+    """Rows of one path or of branches below it: a row sees the keys 0 to window - 1 steps above it."""
+
+    row_depth: torch.Tensor  # int64 [n]
+    key_depth: torch.Tensor  # int64 [m]
+    window: int
+
+    def hidden(self, first: int, last: int) -> torch.Tensor:
+        """bool [last - first, m]: what these rows do not see."""
+        above = self.row_depth[first:last, None] - self.key_depth
+        return (above < 0) | (above >= self.window)
+
+
+Mask = torch.Tensor | Band | None
 Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 Backward = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 
 class BlockOps(NamedTuple):
-    """`forward(q, k, v, mask, scale) -> (out, lse)` and
-    `backward(grad_out, q, k, v, out, lse, mask, scale) -> (dq, dk, dv)`.
+    """`forward(q, k, v, mask, scoring) -> (out, lse)` and
+    `backward(grad_out, q, k, v, out, lse, mask, scoring) -> (dq, dk, dv)`.
 
     The backward takes the out and lse of the whole softmax, of which the block is a part, and returns exactly
     the block's share. out and dq are [G, Hk, n, D], lse [G, Hk, n], dk and dv [Hk, m, D].
@@ -31,20 +53,21 @@ class BlockOps(NamedTuple):
     backward: Backward
 
 
-def block_ops(device: torch.device) -> BlockOps:
-    """The fastest implementation for a device."""
+def block_ops(device: torch.device, scoring: Scoring) -> BlockOps:
+    """The fastest implementation for a device and scoring."""
     has_flash = hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
-    return CPU_FLASH if device.type == "cpu" and has_flash else MATMUL
+    plain = scoring.window is None and scoring.softcap is None
+    return CPU_FLASH if device.type == "cpu" and has_flash and plain else MATMUL
 
 
 def _flash_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scoring: Scoring
 ) -> tuple[torch.Tensor, torch.Tensor]:
     # The kernel wants equal head counts. With the group as the batch dimension, K and V are expanded by a
     # zero stride instead of being copied.
     shape = (q.shape[0], *k.shape)
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k.expand(shape), v.expand(shape), 0.0, mask is None, attn_mask=mask, scale=scale
+        q, k.expand(shape), v.expand(shape), 0.0, mask is None, attn_mask=mask, scale=scoring.scale
     )
 
 
@@ -56,7 +79,7 @@ def _flash_backward(
     out: torch.Tensor,
     lse: torch.Tensor,
     mask: torch.Tensor | None,
-    scale: float,
+    scoring: Scoring,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     shape = (q.shape[0], *k.shape)
     dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -69,39 +92,47 @@ def _flash_backward(
         0.0,
         mask is None,
         attn_mask=mask,
-        scale=scale,
+        scale=scoring.scale,
     )
     if shape[0] == 1:
         return dq, dk[0], dv[0]
     return dq, dk.sum(0), dv.sum(0)
 
 
-def _scores(
-    q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, first: int, scale: float
-) -> torch.Tensor:
-    """[Hk, G, r, m] masked scores of the rows `first, first + 1, ...`; the group is folded into the rows."""
+def _scores(q: torch.Tensor, k: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+    """[Hk, G, r, m] scores without a mask; the group is folded into the rows."""
     group, heads, rows, _ = q.shape
     folded = q.transpose(0, 1).reshape(heads, group * rows, -1)
-    scores = torch.bmm(folded, k.transpose(1, 2)).mul_(scale).view(heads, group, rows, -1)
-    if mask is not None:
+    scores = torch.bmm(folded, k.transpose(1, 2)).mul_(scoring.scale).view(heads, group, rows, -1)
+    return cap(scores, scoring.softcap)
+
+
+def _hide(scores: torch.Tensor, mask: Mask, first: int) -> torch.Tensor:
+    """The scores [Hk, G, r, m] of the rows `first, first + 1, ...`, -inf where these see nothing; in place."""
+    rows, keys = scores.shape[2:]
+    if isinstance(mask, torch.Tensor):
         return scores.add_(mask[first : first + rows])
-    row = torch.arange(first, first + rows, device=q.device)
-    return scores.masked_fill_(row[:, None] < torch.arange(k.shape[1], device=q.device), float("-inf"))
+    if isinstance(mask, Band):
+        return scores.masked_fill_(mask.hidden(first, first + rows), float("-inf"))
+    row = torch.arange(first, first + rows, device=scores.device)
+    hidden = row[:, None] < torch.arange(keys, device=scores.device)
+    return scores.masked_fill_(hidden, float("-inf"))
 
 
 def _row_chunks(q: torch.Tensor, keys: int) -> list[tuple[int, int]]:
     group, heads, rows, _ = q.shape
-    step = max(1, MAX_ELEMENTS // (group * heads * keys))
+    most = min(MAX_ELEMENTS, MAX_CPU_ELEMENTS) if q.device.type == "cpu" else MAX_ELEMENTS
+    step = max(1, most // (group * heads * keys))
     return [(first, min(first + step, rows)) for first in range(0, rows, step)]
 
 
 def _matmul_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, scoring: Scoring
 ) -> tuple[torch.Tensor, torch.Tensor]:
     out, lse = torch.empty_like(q), q.new_empty(q.shape[:-1])
     with torch.autocast(q.device.type, enabled=False):
         for first, last in _row_chunks(q, k.shape[1]):
-            scores = _scores(q[:, :, first:last], k, mask, first, scale)
+            scores = _hide(_scores(q[:, :, first:last], k, scoring), mask, first)
             part = scores.logsumexp(-1)
             weights = scores.sub_(part[..., None]).exp_()
             lse[:, :, first:last] = part.transpose(0, 1)
@@ -117,25 +148,40 @@ def _matmul_backward(
     v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float,
+    mask: Mask,
+    scoring: Scoring,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     dq = torch.empty_like(q)
     dk, dv = k.new_zeros(k.shape), v.new_zeros(v.shape)
     with torch.autocast(q.device.type, enabled=False):
         for first, last in _row_chunks(q, k.shape[1]):
             rows = slice(first, last)
-            scores = _scores(q[:, :, rows], k, mask, first, scale)
-            weights = scores.sub_(lse[:, :, rows].transpose(0, 1)[..., None]).exp_().flatten(1, 2)
+            scores = _scores(q[:, :, rows], k, scoring)
+            slope = None if scoring.softcap is None else softcap_slope(scores, scoring.softcap).flatten(1, 2)
+            weights = _hide(scores, mask, first).sub_(lse[:, :, rows].transpose(0, 1)[..., None])
+            weights = weights.exp_().flatten(1, 2)
             grad = grad_out[:, :, rows].transpose(0, 1).flatten(1, 2)
             delta = (grad_out[:, :, rows] * out[:, :, rows]).sum(-1).transpose(0, 1).flatten(1, 2)
             dv.baddbmm_(weights.transpose(1, 2), grad)
-            dscores = torch.bmm(grad, v.transpose(1, 2)).sub_(delta[..., None]).mul_(weights).mul_(scale)
+            dscores = torch.bmm(grad, v.transpose(1, 2)).sub_(delta[..., None]).mul_(weights)
+            dscores.mul_(scoring.scale)
+            if slope is not None:
+                dscores.mul_(slope)
             dk.baddbmm_(dscores.transpose(1, 2), q[:, :, rows].transpose(0, 1).flatten(1, 2))
             dq[:, :, rows] = (
                 torch.bmm(dscores, k).view(k.shape[0], q.shape[0], last - first, -1).transpose(0, 1)
             )
     return dq, dk, dv
+
+
+def cap(scores: torch.Tensor, softcap: float | None) -> torch.Tensor:
+    """`c tanh(s / c)`, in place."""
+    return scores if softcap is None else scores.div_(softcap).tanh_().mul_(softcap)
+
+
+def softcap_slope(capped: torch.Tensor, softcap: float) -> torch.Tensor:
+    """Derivative of `c tanh(s / c)` by s, from its value: `1 - tanh^2`."""
+    return 1 - (capped / softcap).square_()
 
 
 CPU_FLASH = BlockOps(_flash_forward, _flash_backward)

@@ -7,90 +7,12 @@ outputs and log-sum-exps are updated in place: no T x T mask, and no copy of a s
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from ..attention_op import Geometry
-from ..memo import once_per_layout
 from ..scoring import Scoring
-from .blocks import block_ops
-
-# Subtrees together at most this long become one masked block: for 1 to 30-token branches the work is
-# launch cost, not arithmetic.
-GROUP_TOKENS = 64
-
-
-class Step(NamedTuple):
-    """Rows [start, row_end) against keys [start, key_end)."""
-
-    start: int
-    row_end: int
-    key_end: int
-    first: bool  # no earlier step touched these rows: write instead of merge
-    grouped: bool  # several small subtrees at once: needs a mask, rows and keys are the same range
-
-
-def plan(chains: list[list[int]], group_tokens: int | None = None) -> list[Step]:
-    """The steps that cover every attended pair of a layout's chains exactly once, in DFS order."""
-    limit = GROUP_TOKENS if group_tokens is None else group_tokens
-    at = {start: i for i, (start, _, _) in enumerate(chains)}
-    steps: list[Step] = []
-    tree_end = 0
-    i = 0
-    while i < len(chains):
-        start, key_end, row_end = chains[i]
-        first = start >= tree_end  # a new tree begins here
-        tree_end = max(tree_end, row_end)
-        # Whole sibling subtrees while they fit; grouped rows are all new trees or all inside one tree.
-        stop = start
-        j = i
-        while j < len(chains) and chains[j][2] - start <= limit and (first or chains[j][2] <= tree_end):
-            stop = chains[j][2]
-            j = at.get(stop, len(chains))
-        if j > i + 1:
-            steps.append(Step(start, stop, stop, first, True))
-            tree_end = max(tree_end, stop)
-            i = j
-        else:
-            steps.append(Step(start, row_end, key_end, first, False))
-            i += 1
-    return steps
-
-
-def _group_mask(geometry: Geometry, step: Step, dtype: torch.dtype) -> torch.Tensor:
-    """Additive [n, n] mask of a grouped step."""
-    end = geometry.subtree_end[step.start : step.key_end]
-    index = torch.arange(step.start, step.key_end, device=end.device)
-    seen = (index[None, :] <= index[:, None]) & (index[:, None] < end[None, :])
-    return torch.zeros(seen.shape, dtype=dtype, device=end.device).masked_fill_(~seen, float("-inf"))
-
-
-def _steps(geometry: Geometry, dtype: torch.dtype) -> list[tuple[slice, slice, bool, torch.Tensor | None]]:
-    def build() -> list[tuple[slice, slice, bool, torch.Tensor | None]]:
-        return [
-            (
-                slice(s.start, s.row_end),
-                slice(s.start, s.key_end),
-                s.first,
-                _group_mask(geometry, s, dtype) if s.grouped else None,
-            )
-            for s in plan(geometry.chains.tolist())
-        ]
-
-    return once_per_layout(geometry.chains, ("segments", geometry.subtree_end.device, dtype), build)
-
-
-def _grouped(x: torch.Tensor, key_heads: int) -> torch.Tensor:
-    """[T, H, D] seen as [G, Hk, T, D]; head h reads key head h // G."""
-    return x.unflatten(1, (key_heads, -1)).permute(2, 1, 0, 3)
-
-
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    # Half types are computed in fp32: the CPU kernels accumulate dK and dV in the input type otherwise, which
-    # alone costs 0.5 % of RMS error in bf16, and are no faster for it.
-    x = x if x.dtype in (torch.float32, torch.float64) else x.float()
-    return x if x.stride(-1) == 1 else x.contiguous()
+from .blocks import MATMUL, block_ops, cap, softcap_slope
+from .steps import blocks_of, window_that_hides
 
 
 def forward(
@@ -102,28 +24,38 @@ def forward(
     scoring: Scoring,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `attention_op.Program`; out is unrounded, in at least fp32."""
-    if sinks is not None or scoring.window is not None or scoring.softcap is not None:
-        raise NotImplementedError("segments: window, softcap and sinks")
     heads, padding = k.shape[1], geometry.num_padding
+    scoring = scoring._replace(window=window_that_hides(geometry, scoring.window))
     query, key, value = _grouped(_wide(q), heads), _wide(k).transpose(0, 1), _wide(v).transpose(0, 1)
     out = torch.empty(q.shape, dtype=query.dtype, device=q.device)
     rows_out = _grouped(out, heads)
     lse = torch.zeros(query.shape[:-1], dtype=query.dtype, device=q.device)
-    block = block_ops(q.device).forward
-    for rows, keys, first, mask in _steps(geometry, query.dtype):
-        part, part_lse = block(query[:, :, rows], key[:, keys], value[:, keys], mask, scoring.scale)
-        so_far, so_far_lse = rows_out[:, :, rows], lse[:, :, rows]
+    if scoring.window is not None:
+        # The identity of merging: the first block that reaches a row is not known beforehand.
+        out.zero_()
+        lse.fill_(float("-inf"))
+    ops = block_ops(q.device, scoring)
+    blocks = blocks_of(geometry, scoring.window, query.dtype, cut=ops is MATMUL)
+    for rows, keys, first, mask in blocks:
+        part, part_lse = ops.forward(query[:, :, rows], key[:, keys], value[:, keys], mask, scoring)
         if first:
-            so_far.copy_(part)
-            so_far_lse.copy_(part_lse)
-        else:
-            # softmax over both parts = the two outputs mixed by their shares of the summed exponentials
-            so_far.lerp_(part, torch.sigmoid(part_lse - so_far_lse).unsqueeze(-1))
-            torch.logaddexp(so_far_lse, part_lse, out=so_far_lse)
+            rows_out[:, :, rows], lse[:, :, rows] = part, part_lse
+            continue
+        # softmax over both parts = the two outputs mixed by their shares of the summed exponentials
+        so_far, so_far_lse = rows_out[:, :, rows], lse[:, :, rows]
+        so_far.lerp_(part, torch.sigmoid(part_lse - so_far_lse).unsqueeze(-1))
+        torch.logaddexp(so_far_lse, part_lse, out=so_far_lse)
+        if isinstance(rows, torch.Tensor):  # gathered copies, not views
+            rows_out[:, :, rows], lse[:, :, rows] = so_far, so_far_lse
     if padding:
         # A padding token attends to itself alone: its output is its value.
         rows_out[:, :, -padding:] = value[:, -padding:]
-        lse[:, :, -padding:] = (query[:, :, -padding:] * key[:, -padding:]).sum(-1) * scoring.scale
+        scores = (query[:, :, -padding:] * key[:, -padding:]).sum(-1) * scoring.scale
+        lse[:, :, -padding:] = cap(scores, scoring.softcap)
+    if sinks is not None:
+        sink = _per_row_head(sinks, heads, lse.dtype)
+        rows_out.mul_(torch.sigmoid(lse - sink).unsqueeze(-1))
+        lse = torch.logaddexp(lse, sink)
     return out, lse.transpose(0, 1).flatten(0, 1)
 
 
@@ -140,19 +72,26 @@ def backward(
     scoring: Scoring,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """See `attention_op.Program`."""
+    heads, padding, dim = k.shape[1], geometry.num_padding, q.shape[-1]
+    scoring = scoring._replace(window=window_that_hides(geometry, scoring.window))
+    wide_q, wide_k, wide_v, wide_grad = (_wide(x) for x in (q, k, v, grad_out))
     if grad_lse is not None:
-        raise NotImplementedError("segments: gradient of the lse")
-    heads, padding = k.shape[1], geometry.num_padding
-    query, key, value = _grouped(_wide(q), heads), _wide(k).transpose(0, 1), _wide(v).transpose(0, 1)
-    rows_out, rows_grad = _grouped(out, heads), _grouped(_wide(grad_out), heads)
+        # dS = P (dO V^T - rowsum(dO O) + dlse): one more channel carries dlse through the row sum, and adds
+        # nothing to the other products as it is 0 in q, k and v.
+        wide_q, wide_k, wide_v = (_with_channel(x, 0.0) for x in (wide_q, wide_k, wide_v))
+        out = torch.cat([out, grad_lse.t().unsqueeze(-1).to(out.dtype)], dim=-1)
+        wide_grad = _with_channel(wide_grad, -1.0)
+    query, key, value = _grouped(wide_q, heads), wide_k.transpose(0, 1), wide_v.transpose(0, 1)
+    rows_out, rows_grad = _grouped(out, heads), _grouped(wide_grad, heads)
     rows_lse = lse.unflatten(0, (heads, -1)).transpose(0, 1).contiguous()
-    dq = torch.empty(q.shape, dtype=query.dtype, device=q.device)
-    dk = torch.empty(k.shape, dtype=query.dtype, device=q.device)
-    dv = torch.empty(v.shape, dtype=query.dtype, device=q.device)
+    start = torch.empty if scoring.window is None else torch.zeros
+    dq = start(wide_q.shape, dtype=query.dtype, device=q.device)
+    dk, dv = torch.empty_like(wide_k), torch.empty_like(wide_v)
     rows_dq, keys_dk, keys_dv = _grouped(dq, heads), dk.transpose(0, 1), dv.transpose(0, 1)
-    block = block_ops(q.device).backward
-    for rows, keys, first, mask in _steps(geometry, query.dtype):
-        part_dq, part_dk, part_dv = block(
+    ops = block_ops(q.device, scoring)
+    blocks = blocks_of(geometry, scoring.window, query.dtype, cut=ops is MATMUL)
+    for rows, keys, first, mask in blocks:
+        part_dq, part_dk, part_dv = ops.backward(
             rows_grad[:, :, rows],
             query[:, :, rows],
             key[:, keys],
@@ -160,17 +99,70 @@ def backward(
             rows_out[:, :, rows],
             rows_lse[:, :, rows],
             mask,
-            scoring.scale,
+            scoring,
         )
         if first:
             rows_dq[:, :, rows] = part_dq
         else:
             rows_dq[:, :, rows] += part_dq
-        # Every key belongs to one step, which holds all the rows that see it.
+        # Every key belongs to one block, which holds all the rows that see it.
         keys_dk[:, keys] = part_dk
         keys_dv[:, keys] = part_dv
     if padding:
-        dq[-padding:] = 0
-        dk[-padding:] = 0
-        keys_dv[:, -padding:] = rows_grad[:, :, -padding:].sum(0)
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
+        own = slice(q.shape[0] - padding, None)
+        rows_dq[:, :, own], keys_dk[:, own], keys_dv[:, own] = _padding_backward(
+            rows_grad[:, :, own],
+            query[:, :, own],
+            key[:, own],
+            value[:, own],
+            rows_out[:, :, own],
+            rows_lse[:, :, own],
+            scoring,
+        )
+    dsinks = None
+    if sinks is not None:
+        # A sink is a key without a value: dS = P (0 - delta).
+        share = (_per_row_head(sinks, heads, lse.dtype) - rows_lse).exp_()
+        dsinks = -(share * (rows_grad * rows_out).sum(-1)).sum(-1).t().flatten().to(sinks.dtype)
+    dq, dk, dv = (x[..., :dim].contiguous() for x in (dq, dk, dv))
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dsinks
+
+
+def _padding_backward(
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    scoring: Scoring,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of rows [G, Hk, n, D] that see only the key [Hk, n, D] of their own place."""
+    scores = cap((query * key).sum(-1) * scoring.scale, scoring.softcap)
+    weights = (scores - lse).exp()
+    dscores = weights * ((grad * value).sum(-1) - (grad * out).sum(-1)) * scoring.scale
+    if scoring.softcap is not None:
+        dscores = dscores * softcap_slope(scores, scoring.softcap)
+    dscores = dscores.unsqueeze(-1)
+    return dscores * key, (dscores * query).sum(0), (weights.unsqueeze(-1) * grad).sum(0)
+
+
+def _grouped(x: torch.Tensor, key_heads: int) -> torch.Tensor:
+    """[T, H, D] seen as [G, Hk, T, D]; head h reads key head h // G."""
+    return x.unflatten(1, (key_heads, -1)).permute(2, 1, 0, 3)
+
+
+def _per_row_head(sinks: torch.Tensor, key_heads: int, dtype: torch.dtype) -> torch.Tensor:
+    """[H] as [G, Hk, 1], to go with lse [G, Hk, T]."""
+    return sinks.to(dtype).unflatten(0, (key_heads, -1)).t().unsqueeze(-1)
+
+
+def _with_channel(x: torch.Tensor, fill: float) -> torch.Tensor:
+    return torch.cat([x, x.new_full((*x.shape[:-1], 1), fill)], dim=-1)
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    # Half types are computed in fp32: the CPU kernels accumulate dK and dV in the input type otherwise, which
+    # alone costs 0.5 % of RMS error in bf16, and are no faster for it.
+    x = x if x.dtype in (torch.float32, torch.float64) else x.float()
+    return x if x.stride(-1) == 1 else x.contiguous()
