@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from types import ModuleType
 
 from .arguments import positive
 
-SUBJECTS = ("layout", "packed_pass")
+SUBJECTS = ("edge_logprobs", "layout", "packed_pass", "score_anchors", "tree_attention", "tree_reductions")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,8 +28,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--threads", type=positive, help="of torch on the CPU (default: all cores)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="the same as a table")
+    forests = parser.add_argument_group("forests (packed_pass, tree_attention)")
+    forests.add_argument(
+        "--workloads", nargs="*", metavar="NAME", help="those whose name holds one of these; none given: all"
+    )
+    forests.add_argument("--shrink", type=positive, default=1, help="divide all segments' lengths by this")
+    forests.add_argument(
+        "--data", type=Path, metavar="DIR", help="add recorded rollouts: DIR/tau_bench, DIR/rollout_groups"
+    )
+    # Only what is asked for is imported: a machine for kernels need not have the trainer's packages.
+    arguments = sys.argv[1:] if arguments is None else arguments
+    asked = [name for name in arguments if name in SUBJECTS][:1] or SUBJECTS
     subjects: dict[str, ModuleType] = {
-        name: importlib.import_module(f".{name}", __package__) for name in SUBJECTS
+        name: importlib.import_module(f".{name}", __package__) for name in asked
     }
     for name, subject in subjects.items():
         subject.add_arguments(parser.add_argument_group(name))
@@ -38,21 +51,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.runs = 2 if options.quick else 5
 
     from .machine import describe, use_threads
-    from .rows import table, write_json
+    from .rows import table, write_csv, write_json
 
+    gc.freeze()  # what was imported is no garbage: collections before a measurement need not look at it
     use_threads(options.threads)
     options.device = options.device or describe("cpu").best_device
     machine = describe(options.device)
     rows = []
-    for name in [options.subject] if options.subject else SUBJECTS:
+    for name in asked:
         try:
             rows += subjects[name].run(options)
         except (OSError, ValueError) as error:
             print(f"bench {name}: {error}", file=sys.stderr)
             return 1
+    gc.unfreeze()
     print(table(rows, machine))
     if options.json:
         write_json(rows, machine, options.json)
+    if options.csv:
+        write_csv(rows, machine, options.csv)
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ class Machine:
     triton: str | None
     transformers: str | None
     python: str
+    driver: str | None  # of the accelerator
 
     @property
     def best_device(self) -> str:
@@ -47,6 +49,7 @@ def describe(device: str) -> Machine:
         triton=_version("triton"),
         transformers=_version("transformers"),
         python=platform.python_version(),
+        driver=_driver() if device == "cuda" else None,
     )
 
 
@@ -61,6 +64,15 @@ def _cpu() -> str:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _driver() -> str | None:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return answer[0] if answer else None
 
 
 def _version(distribution: str) -> str | None:

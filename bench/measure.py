@@ -77,15 +77,22 @@ class PeakMemory:
         except OSError:
             self._before = None
         else:
-            self._before = _status("VmRSS")
+            self._before = _kilobytes("/proc/self/status", "VmRSS")
 
     def stop(self) -> int | None:
         """Bytes, or None where they cannot be measured."""
         if self._device.type == "cuda":
             peak: int | None = torch.cuda.max_memory_allocated(self._device)
         else:
-            peak = _status("VmHWM")
+            peak = _kilobytes("/proc/self/status", "VmHWM")
         return None if peak is None or self._before is None else peak - self._before
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Memory that a run may still take; None where the machine does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return _kilobytes("/proc/meminfo", "MemAvailable")
 
 
 def _return_free_memory() -> None:
@@ -95,9 +102,10 @@ def _return_free_memory() -> None:
         trim(0)
 
 
-def _status(name: str) -> int | None:
+def _kilobytes(file: str, name: str) -> int | None:
+    """A line `name: ... kB` of a file of the kernel's, in bytes."""
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = Path(file).read_text().splitlines()
     except OSError:
         return None
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)

@@ -10,32 +10,26 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from trace_kernels.packing import Part
-from trace_rl.config.schema import LossConfig
-from trace_rl.policy.batch import Forest, LossTerms, NodeKey, pack, schedule
-from trace_rl.policy.module import DTYPES, TreePolicy
+from trace_rl.policy.module import DTYPES
 from trace_rl.rollout.tree import RolloutTree
 
-from . import flat
 from .arguments import positive
-from .measure import PeakMemory, Phases, median_ratio
-from .models import two_models
+from .measure import PeakMemory, Phases, available_bytes, median_ratio
+from .models import activation_bytes, two_models
+from .passes import PACKED, PADDED, SINGLE, Method, Work, methods
 from .rows import Row
-from .trees import HOTPOTQA, SMALL, made_up_trees, step_trees
+from .trees import HOTPOTQA, SMALL, made_up_trees, step_trees, workload_trees
+from .workloads import asked
 
 SUBJECT = "packed_pass"
-PACKED, SINGLE, PADDED = "packed", "flat_single", "flat_padded"
 PHASES = ("prepare", "forward", "backward")
 PASS = "pass"  # all of them
 
@@ -50,7 +44,9 @@ def add_arguments(group: Any) -> None:
     group.add_argument("--step", type=int, help="whose trees to take (default: the run's last step)")
     group.add_argument("--prompts", type=positive, default=4, help="made-up trees, or most trees of the step")
     group.add_argument("--dtype", choices=sorted(DTYPES), default="float32")
-    group.add_argument("--micro-batch-tokens", type=positive, default=4096)
+    group.add_argument(
+        "--micro-batch-tokens", type=positive, help="default: 4096, or all of each forest of --workloads"
+    )
 
 
 @dataclass
@@ -69,16 +65,40 @@ class Result:
         self.cpu_ms.append(phases.cpu_ms)
 
 
-@dataclass(frozen=True)
-class Method:
-    model: torch.nn.Module
-    run: Callable[[Phases], list[Tensor]]  # backward over everything; the rollouts' log-probs
-
-
 def run(options: argparse.Namespace) -> list[Row]:
     device = torch.device(options.device)
-    policy, stock = two_models(options.model, options.dtype, device, small=options.quick)
-    vocab = int(policy.model.config.vocab_size)
+    if options.workloads is not None and options.trees is not None:
+        raise ValueError("--workloads and --trees: expected one of them")
+    forests = options.workloads is not None
+    policy, stock = two_models(options.model, options.dtype, device, small=options.quick, qwen3=forests)
+    config = policy.model.config
+    vocab = int(config.vocab_size)
+    warm_up = made_up_trees(SMALL, 1, vocab, seed=1)
+    _rounds(methods(policy, stock, Work.of(warm_up, 4096), device), 1, device)
+    rows: list[Row] = []
+    for name, trees, tokens in _forests(options, vocab) if forests else [_trees(options, vocab)]:
+        workload = f"{options.model.name if options.model else 'tiny'}, {name}"
+        needed = activation_bytes(config, DTYPES[options.dtype].itemsize) * tokens
+        free = available_bytes(device)
+        if forests and free is not None and needed > 0.8 * free:
+            reason = f"needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
+            rows += [
+                Row(SUBJECT, workload, m, PASS, None, 0, skipped=reason) for m in (PACKED, SINGLE, PADDED)
+            ]
+            continue
+        work = Work.of(trees, options.micro_batch_tokens or (tokens if forests else 4096))
+        results = _rounds(methods(policy, stock, work, device), options.runs, device, progress=True)
+        rows += _rows(workload, results, work.sizes())
+    return rows
+
+
+def _forests(options: argparse.Namespace, vocab: int) -> Iterator[tuple[str, list[RolloutTree], int]]:
+    for work in asked(options):
+        yield work.name, workload_trees(work, vocab, seed=0), work.tokens
+
+
+def _trees(options: argparse.Namespace, vocab: int) -> tuple[str, list[RolloutTree], int]:
+    """What is measured by default: a run's trees or those made up in a task's shape."""
     if options.trees is not None:
         trees, step = step_trees(options.trees, options.step)
         trees = [tree for tree in trees if tree.leaves()][: options.prompts]
@@ -92,103 +112,8 @@ def run(options: argparse.Namespace) -> list[Row]:
     else:
         trees = made_up_trees(SMALL if options.quick else HOTPOTQA, options.prompts, vocab, seed=0)
         where = "small shape" if options.quick else "hotpotqa shape"
-    workload = f"{options.model.name if options.model else 'tiny'}, {where}, {len(trees)} prompts"
-
-    warm_up = made_up_trees(SMALL, 1, vocab, seed=1)
-    _rounds(_methods(policy, stock, _Work.of(warm_up, options.micro_batch_tokens), device), 1, device)
-    work = _Work.of(trees, options.micro_batch_tokens)
-    results = _rounds(_methods(policy, stock, work, device), options.runs, device, progress=True)
-    return _rows(workload, results, work.sizes())
-
-
-@dataclass(frozen=True)
-class _Work:
-    """The same trees for both sides."""
-
-    forest: Forest
-    weights: NDArray[np.float64]  # [L] of the leaves' log-probs in the loss, told apart at every branch
-    rollouts: list[flat.Rollout]
-    limit: int  # tokens of a micro-batch
-    groups: dict[str, list[list[int]]]  # rollouts of each flat batch, by method
-
-    @classmethod
-    def of(cls, trees: list[RolloutTree], limit: int) -> _Work:
-        forest = Forest.of(trees)
-        weights = np.linspace(0.5, 1.5, len(forest.leaves)) / len(forest.leaves)
-        rollouts = flat.rollouts(forest, weights.tolist())
-        limit = max(limit, *(len(rollout.input_ids) for rollout in rollouts))
-        groups = {SINGLE: flat.single(rollouts), PADDED: flat.padded(rollouts, limit)}
-        return cls(forest, weights, rollouts, limit, groups)
-
-    def sizes(self) -> dict[str, float]:
-        longest = [max(len(self.rollouts[i].input_ids) for i in group) for group in self.groups[PADDED]]
-        return {
-            "packed_tokens": sum(part.tokens for part in self.parts()),
-            "flat_tokens": self.forest.flat_tokens,
-            "padded_tokens": sum(len(g) * n for g, n in zip(self.groups[PADDED], longest, strict=True)),
-            "sampled_tokens": sum(sum(node.loss_mask) for tree in self.forest.trees for node in tree.nodes),
-            "flat_sampled_tokens": sum(len(rollout.sampled) for rollout in self.rollouts),
-            "micro_batch_tokens": self.limit,
-        }
-
-    def parts(self) -> list[Part]:
-        return [part for part in schedule(self.forest, self.limit, 1)[0] if part is not None]
-
-
-def _methods(
-    policy: TreePolicy, stock: flat.FlatPolicy, work: _Work, device: torch.device
-) -> dict[str, Method]:
-    methods = {PACKED: Method(policy, lambda phases: _packed_pass(policy, work, device, phases))}
-    for name in work.groups:
-        run = partial(_flat_pass, stock, work.rollouts, work.groups[name], device)
-        methods[name] = Method(stock.model, run)
-    return methods
-
-
-def _packed_pass(policy: TreePolicy, work: _Work, device: torch.device, phases: Phases) -> list[Tensor]:
-    forest = work.forest
-    with phases("prepare"):
-        nodes = [forest.trees[tree].nodes[node] for tree, node in forest.keys]
-        no_old = [np.zeros(sum(node.loss_mask), dtype=np.float32) for node in nodes]
-        terms = LossTerms(
-            forest.advantages(LossConfig()), work.weights, dict(zip(forest.keys, no_old, strict=True))
-        )
-        parts = work.parts()
-    found: dict[NodeKey, Tensor] = {}
-    for part in parts:
-        with phases("prepare"):
-            batch = pack(forest, part, terms).to(device)
-        with phases("forward"):
-            logprob, _, _ = policy(
-                batch.input_ids, batch.layout, batch.edge_src, batch.labels, batch.node_ends
-            )
-            loss = -(logprob * batch.weight).sum()
-        with phases("backward"):
-            loss.backward()
-        keys = [forest.keys[row] for row in batch.rows]
-        found |= dict(zip(keys, logprob.detach().cpu().split(batch.edge_counts), strict=True))
-    leaves = [forest.keys[row] for row in forest.leaves]
-    return [torch.cat([found[tree, node] for node in forest.trees[tree].path(leaf)]) for tree, leaf in leaves]
-
-
-def _flat_pass(
-    stock: flat.FlatPolicy,
-    rollouts: list[flat.Rollout],
-    groups: list[list[int]],
-    device: torch.device,
-    phases: Phases,
-) -> list[Tensor]:
-    found: dict[int, Tensor] = {}
-    for group in groups:
-        with phases("prepare"):
-            batch = flat.pad([rollouts[index] for index in group], device)
-        with phases("forward"):
-            logprob = stock(batch)
-            loss = -(logprob * batch.weight).sum()
-        with phases("backward"):
-            loss.backward()
-        found |= dict(zip(group, logprob.detach().cpu().split(batch.counts), strict=True))
-    return [found[index] for index in range(len(rollouts))]
+    tokens = sum(len(node.token_ids) for tree in trees for node in tree.nodes)
+    return f"{where}, {len(trees)} prompts", trees, tokens
 
 
 def _rounds(

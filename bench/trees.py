@@ -11,6 +11,8 @@ import numpy as np
 from trace_rl.rollout.tree import Kind, Node, RolloutTree
 from trace_rl.tasks.task import Task
 
+from .workloads import Workload
+
 
 class Shape(NamedTuple):
     """Mean lengths in tokens (each is drawn from +-20 %) and counts per prompt."""
@@ -84,3 +86,31 @@ def step_trees(path: Path, step: int | None) -> tuple[list[RolloutTree], int]:
     if not trees:
         raise ValueError(f"{path}: step {chosen} has no trees")
     return trees, chosen
+
+
+def workload_trees(work: Workload, vocab_size: int, seed: int) -> list[RolloutTree]:
+    """A workload's forest with random tokens and rewards; the segments that it calls sampled carry the loss."""
+    rng = np.random.default_rng(seed)
+    inner = set(work.parents)
+    trees: list[RolloutTree] = []
+    number: dict[int, int] = {}  # of a segment within its tree
+    for segment, (parent, length) in enumerate(zip(work.parents, work.lengths, strict=True)):
+        if parent < 0:
+            trees.append(RolloutTree(Task(str(segment), work.name, ("made up",), "bench")))
+        nodes = trees[-1].nodes
+        above = number.get(parent, -1)
+        number[segment] = len(nodes)
+        nodes.append(
+            Node(
+                above,
+                nodes[above].depth + 1 if above >= 0 else 0,
+                "bare" if above >= 0 else "root",
+                rng.integers(vocab_size, size=length).tolist(),
+                [int(work.sampled[segment])] * length,
+                [0.0] * length,
+                reward=None if segment in inner else float(rng.integers(2)),
+            )
+        )
+    for tree in trees:
+        tree.check()
+    return trees

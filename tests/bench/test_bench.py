@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = ("subject", "workload", "method", "phase")
-MACHINE = {"device", "cpu", "cores", "threads", "torch", "triton", "transformers", "python"}
+MACHINE = {"device", "cpu", "cores", "threads", "torch", "triton", "transformers", "python", "driver"}
 
 # Two steps of a run: trees of four prompts, of which the second step has the last one.
 WRITE_RUN = """
@@ -31,15 +31,16 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return python("-m", "bench", "--device", "cpu", *arguments)
+    return python("-m", "bench", "--device", "cpu", "--threads", "1", *arguments)
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(file.read_text())
     for row in found:
         assert all(isinstance(row[name], str) and row[name] for name in TEXT), row
-        assert row["median_ms"] > 0, row
-        assert row["runs"] >= 1, row
+        assert (row["median_ms"] is None) == (row["skipped"] is not None), row
+        assert row["median_ms"] is None or row["median_ms"] > 0, row
+        assert (row["runs"] == 0) == (row["skipped"] is not None), row
         assert (row["ratio"] is None) == (row["peer"] is None), row
         assert row["ratio"] is None or row["ratio"] > 0, row
         assert row["peak_bytes"] is None or row["peak_bytes"] >= 0, row
@@ -86,6 +87,25 @@ def test_packed_and_flat_passes_agree(everything: list[dict[str, Any]]) -> None:
     assert figures["token_ratio"] == pytest.approx(figures["flat_tokens"] / figures["packed_tokens"])
     assert figures["token_ratio"] > 1.5
     assert figures["time/token_ratio"] == pytest.approx(figures["time_ratio"] / figures["token_ratio"])
+
+
+def test_packed_pass_on_workloads(tmp_path: Path) -> None:
+    options = ("packed_pass", "--quick", "--runs", "1", "--json", str(tmp_path / "rows.json"))
+    result = bench(*options, "--workloads", "P512 N16 R64", "tau2")
+    assert result.returncode == 0, result.stderr
+    packed = [
+        row for row in rows(tmp_path / "rows.json") if (row["method"], row["phase"]) == ("packed", "pass")
+    ]
+    assert [row["workload"] for row in packed] == ["tiny, P512 N16 R64-512 /64", "tiny, tau2-like /64"]
+    for row in packed:
+        assert row["error"] < 1e-5
+        assert row["figures"]["gradient_error"] < 1e-4
+        assert row["figures"]["packed_tokens"] == row["figures"]["micro_batch_tokens"]
+    assert packed[1]["figures"]["token_ratio"] == pytest.approx(8.4, rel=0.1)
+
+    result = bench("packed_pass", "--quick", "--workloads", "no such")
+    assert result.returncode == 1
+    assert "--workloads 'no such'" in result.stderr
 
 
 def test_trees_of_one_step_of_a_run(tmp_path: Path) -> None:
