@@ -13,12 +13,13 @@ from trace_rl.shapes import Shape
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG_8B = ROOT / "configs/hotpotqa_qwen3_8b.yaml"
+FLASH = ["model.attention=flash"]
 MINIMAL: dict[str, Any] = {"run_dir": "r", "steps": 1, "model": {"path": "m"}, "task": {"kind": "world"}}
 
 
 def test_memory_of_the_8b_config() -> None:
     p = 8_190_735_360
-    m = plan(load_config(CONFIG_8B), world=8).memory
+    m = plan(load_config(CONFIG_8B, FLASH), world=8).memory
     assert m is not None
     assert m.weights == 2 * p / 8
     assert m.optimizer == 12 * p / 8  # fp32 master and two moments
@@ -45,7 +46,7 @@ def test_memory_of_the_8b_config() -> None:
 
 def test_keys_on_the_paths_of_the_8b_config() -> None:
     """Attention flash copies the path of every chain."""
-    result = plan(load_config(CONFIG_8B), world=8)
+    result = plan(load_config(CONFIG_8B, FLASH), world=8)
     prompts = 256 * 256  # the prompt itself, once per tree
     # Two continuations leave a rollout after 1/3 and 2/3 of its 1,250 tokens below the prompt: three chains.
     rollouts = 1024 * (3 * 256 + 1250 * (1 + 2 + 3) / 3)
@@ -58,7 +59,7 @@ def test_keys_on_the_paths_of_the_8b_config() -> None:
 
 def test_flash_copies_of_every_layer_are_kept_without_checkpointing() -> None:
     def copies(*overrides: str) -> float:
-        memory = plan(load_config(CONFIG_8B, overrides), world=8).memory
+        memory = plan(load_config(CONFIG_8B, [*FLASH, *overrides]), world=8).memory
         assert memory is not None
         return memory.copies
 

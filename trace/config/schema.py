@@ -36,9 +36,9 @@ class ModelConfig(Section):
     """Recompute activations in the backward pass: less memory, about a third more time."""
     liger: bool = False
     """Use Liger's fused RMSNorm, RoPE and SwiGLU kernels (GPU only)."""
-    attention: Literal["auto", "segments", "flash"] = "auto"
-    """Backend of the tree attention: `segments` is exact on any device, `flash` is FlashAttention over gathered
-    paths (GPU, bfloat16, needs flash-attn); `auto` takes flash where it can."""
+    attention: Literal["auto", "triton", "segments", "flash"] = "auto"
+    """Backend of the tree attention: `triton` is the kernel (GPU), `segments` is exact on any device, `flash` is
+    FlashAttention over gathered paths (GPU, bfloat16, needs flash-attn); `auto` takes triton where it can."""
     observations: Literal["raw", "chat"] = "raw"
     """How observations join the history: as `raw` text inside one assistant turn (Search-R1), or as a `chat`
     message through the model's template, which must then be append-only."""
