@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from trace_kernels import CostModel, Part, TreeLayout, balance, cut_forest, reforward_factor
 
-from .forests import Forest, forests
+from .drawn_forests import forests
+from .forests import Forest
 
 COST = CostModel(token=2.0, pair=0.25)
 
