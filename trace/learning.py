@@ -51,15 +51,15 @@ def update_policy(run: Run, forest: Forest, old_logprobs: Features) -> dict[str,
     if run.config.engine.sleep:
         run.ranks.attempt(run.engine.sleep)
     figures: list[dict[str, float]] = []
+    with run.phases("advantages"):
+        minibatches = split_minibatches(forest, run.config.optimizer.minibatches)
+        per_leaf = [(batch.advantages(loss), batch.leaf_weights(loss)) for batch in minibatches]
     with run.phases("policy update") as advance:
         reference = run.reference.score(forest)[0] if run.reference else None
-        for batch in split_minibatches(forest, run.config.optimizer.minibatches):
+        for batch, (advantages, leaf_weight) in zip(minibatches, per_leaf, strict=True):
             offset = _key_map(forest, batch)
-            terms = LossTerms(
-                batch.advantages(loss),
-                batch.leaf_weights(loss),
-                {key: old_logprobs[offset[key]] for key in batch.keys},
-            )
+            old = {key: old_logprobs[offset[key]] for key in batch.keys}
+            terms = LossTerms(advantages, leaf_weight, old)
             of_batch = {key: reference[offset[key]] for key in batch.keys} if reference else None
             figures.append(run.policy.update(batch, terms, loss, of_batch, advance))
     totals = {name: sum(f[name] for f in figures) for name in figures[0]}

@@ -9,7 +9,7 @@ from .shapes import Shape
 
 GIB = 1 << 30
 
-HEAD_TILE_BYTES = 4 << 25  # trace_kernels.edge_logprobs: 2^25 fp32 logits; the backward holds two such tiles
+HEAD_TILE_BYTES = 4 << 25  # trace_kernels.edge_logprobs: 2^25 logits, at most fp32 and at most two such tiles
 ENGINE_OVERHEAD = 2 * GIB  # vLLM's own activations and CUDA graphs
 ASLEEP = 1.5 * GIB  # what vLLM keeps at sleep level 2: its CUDA context and graphs
 

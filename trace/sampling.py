@@ -51,6 +51,7 @@ def score_roots(run: Run, pool: list[RolloutTree]) -> NDArray[np.float64]:
         forest, rows = prompt_forest(pool)
         _, hidden, _ = run.policy.score(forest)
         features = np.stack([hidden[forest.keys[row]] for row in rows])
+    with run.phases("predictor scoring"):
         return run.ranks.from_main(lambda: run.predictor.predict(torch.from_numpy(features)))
 
 
@@ -111,9 +112,10 @@ def allocate_prefixes(
     def decide() -> list[dict[int, int]]:
         v = np.full(len(anchors), 0.5)
         if features:
-            v = run.predictor.predict(
-                torch.from_numpy(np.stack([features[t, node] for t, node, _ in anchors]))
-            )
+            with run.phases("predictor scoring"):
+                v = run.predictor.predict(
+                    torch.from_numpy(np.stack([features[t, node] for t, node, _ in anchors]))
+                )
         bare = [len(tree.bare_rewards()) for tree in trees]
         stage = PrefixStage(
             v=v,

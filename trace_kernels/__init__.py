@@ -1,6 +1,6 @@
-"""Tree-structured rollouts for other trainers: layouts, tree attention, edge log-probs, tree advantages.
+"""Tree-structured rollouts for other trainers: layouts, tree attention, edge log-probs, anchor scores, advantages.
 
-Needs torch and numpy only; the Hugging Face integration is `trace_kernels.integrations.transformers`.
+Needs torch, triton and numpy only; Hugging Face models and TRL are in `trace_kernels.integrations`.
 """
 
 from .advantages import (
@@ -12,27 +12,37 @@ from .advantages import (
     turn_advantages,
 )
 from .edge_logprobs import EdgeLogprobHead, edge_logprobs
+from .edge_top_logprobs import edge_top_logprobs
 from .layout import TreeLayout
 from .packing import CostModel, Part, balance, cut_forest, reforward_factor
 from .rollouts import PackedRollouts, pack_rollouts
-from .tree_attention import tree_attention
+from .score_anchors import AnchorScores, SuccessHead, anchor_loss, score_anchors
+from .tree_attention import choose_backend, tree_attention
+from .tree_reductions import LeafRanges
 
 __all__ = [
+    "AnchorScores",
     "CostModel",
     "EdgeLogprobHead",
+    "LeafRanges",
     "PackedRollouts",
     "Part",
+    "SuccessHead",
     "TreeAdvantages",
     "TreeLayout",
     "advantages",
+    "anchor_loss",
     "balance",
+    "choose_backend",
     "cut_forest",
     "edge_logprobs",
+    "edge_top_logprobs",
     "leaf_advantages",
     "leaf_weights",
     "node_values",
     "pack_rollouts",
     "reforward_factor",
+    "score_anchors",
     "tree_attention",
     "turn_advantages",
 ]

@@ -11,130 +11,53 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from .forest import FloatArray, IntArray, as_int_vector, check_parents, node_ends, roots_of
+from .estimators import (
+    BoolSequence,
+    FloatSequence,
+    RootBaseline,
+    depth_one,
+    leaf_estimates,
+    leaves_of,
+    normalised,
+    per_leaf_values,
+    turn_estimates,
+)
+from .forest import FloatArray, IntArray, as_int_vector
+from .tree_reductions import LeafRanges, subtree_moments, subtree_sums
 
 IntSequence = Sequence[int] | NDArray[np.integer]
-FloatSequence = Sequence[float] | NDArray[np.floating]
-BoolSequence = Sequence[bool] | NDArray[np.bool_]
-RootBaseline = Literal["all", "bare"]
 LeafWeighting = Literal["per_leaf", "per_subtree"]
 
 LEAF_ESTIMATORS = ("grpo", "tree_grpo", "treepo")
 ESTIMATORS = (*LEAF_ESTIMATORS, "turn")
 
 
-@dataclass(frozen=True, eq=False)
-class _Forest:
-    """Checked arrays: the leaves of node n are `[low[n], high[n])`."""
-
-    parents: IntArray
-    leaf_nodes: IntArray
-    low: IntArray
-    high: IntArray
-
-    @property
-    def roots(self) -> IntArray:
-        return np.flatnonzero(self.parents < 0)
-
-    def sums(self, per_leaf: FloatArray) -> FloatArray:
-        """[N]: the sum over each node's leaves, by prefix sums."""
-        running = np.concatenate([[0.0], np.cumsum(per_leaf)])
-        return running[self.high] - running[self.low]
-
-
-def _forest(parents: IntSequence, leaf_nodes: IntSequence) -> _Forest:
-    parent = check_parents(parents)
-    leaves = as_int_vector(leaf_nodes, "leaf_nodes")
-    if leaves.size and (leaves.min() < 0 or leaves.max() >= parent.size):
-        raise ValueError(f"leaf_nodes: {leaves.min()}..{leaves.max()} outside the {parent.size} nodes")
-    if (np.diff(leaves) < 0).any():
-        place = int(np.flatnonzero(np.diff(leaves) < 0)[0]) + 1
-        raise ValueError(f"leaf_nodes[{place}]: leaves must be in DFS order, ascending")
-    low = np.searchsorted(leaves, np.arange(parent.size))
-    high = np.searchsorted(leaves, node_ends(parent))
-    empty = np.flatnonzero(low == high)
-    if empty.size:
-        raise ValueError(f"leaf_nodes: node {empty[0]} has no leaf at or below it, so it has no value")
-    return _Forest(parent, leaves, low, high)
-
-
-def _per_leaf(values: FloatSequence, forest: _Forest, name: str) -> FloatArray:
-    array = np.asarray(values, dtype=np.float64)
-    if array.shape != forest.leaf_nodes.shape:
-        raise ValueError(
-            f"{name}: expected one per leaf, [{forest.leaf_nodes.size}], got {list(array.shape)}"
-        )
-    if not np.isfinite(array).all():
-        place = int(np.flatnonzero(~np.isfinite(array))[0])
-        raise ValueError(f"{name}[{place}] = {array[place]}: expected a finite number")
-    return array
-
-
-def _root_group(forest: _Forest, root_baseline: RootBaseline, bare: BoolSequence | None) -> NDArray[np.bool_]:
-    """[L]: the leaves that the mean and std of the root group are taken over."""
-    if root_baseline == "all":
-        return np.ones(forest.leaf_nodes.size, dtype=bool)
-    if root_baseline != "bare":
-        raise ValueError(f"root_baseline: expected 'all' or 'bare', got {root_baseline!r}")
-    if bare is None:
-        raise ValueError("bare: root_baseline='bare' needs to know which leaves are bare rollouts")
-    chosen = np.asarray(bare)
-    if chosen.dtype != np.bool_ or chosen.shape != forest.leaf_nodes.shape:
-        raise ValueError(
-            f"bare: expected bool [{forest.leaf_nodes.size}], got {chosen.dtype} {list(chosen.shape)}"
-        )
-    return chosen
-
-
-def _moments(rewards: FloatArray) -> tuple[float, float]:
-    """(mean, population std) of a group; the std is exactly 0 for one member, none, or equal rewards."""
-    if rewards.size < 2 or (rewards == rewards[0]).all():
-        return float(rewards[0]) if rewards.size else 0.0, 0.0
-    return float(rewards.mean()), float(rewards.std())
-
-
-def _z(rewards: FloatArray, mean: float, std: float, eps: float) -> FloatArray:
-    # Exactly 0 without contrast. With root_baseline="bare" the others may still differ from an all-equal
-    # baseline: dividing that difference by eps alone would be an explosion, not an advantage.
-    return (rewards - mean) / (std + eps) if std else np.zeros_like(rewards)
-
-
-def _starts_group(forest: _Forest) -> NDArray[np.bool_]:
-    """[N]: the node's leaves differ from its parent's, so a chain of only children counts once."""
-    above = np.maximum(forest.parents, 0)
-    same = (forest.low == forest.low[above]) & (forest.high == forest.high[above])
-    return (forest.parents < 0) | ~same
-
-
 def node_values(
     parents: IntSequence, leaf_nodes: IntSequence, rewards: FloatSequence
 ) -> tuple[FloatArray, IntArray]:
     """(V_hat [N], leaf count [N]): the mean reward and the number of the leaves at or below each node."""
-    forest = _forest(parents, leaf_nodes)
-    count = forest.high - forest.low
-    return forest.sums(_per_leaf(rewards, forest, "rewards")) / count, count
+    forest = LeafRanges.of(parents, leaf_nodes)
+    value = subtree_moments(per_leaf_values(rewards, forest, "rewards"), forest).mean
+    return value.numpy(), forest.count.numpy()
 
 
 def leaf_weights(
     parents: IntSequence, leaf_nodes: IntSequence, mode: LeafWeighting = "per_leaf"
 ) -> FloatArray:
     """[L] weights: 1, or with "per_subtree" 1 / (leaves of the depth-1 subtree), so that each counts once."""
-    forest = _forest(parents, leaf_nodes)
+    forest = LeafRanges.of(parents, leaf_nodes)
+    weights = torch.ones(forest.leaf_nodes.numel(), dtype=torch.float64)
     if mode == "per_leaf":
-        return np.ones(forest.leaf_nodes.size)
+        return weights.numpy()
     if mode != "per_subtree":
         raise ValueError(f"mode: expected 'per_leaf' or 'per_subtree', got {mode!r}")
-    weights = np.ones(forest.leaf_nodes.size)
-    for node in _depth_one(forest):
-        weights[forest.low[node] : forest.high[node]] = 1.0 / (forest.high[node] - forest.low[node])
-    return weights
-
-
-def _depth_one(forest: _Forest) -> IntArray:
-    is_root = forest.parents < 0
-    return np.flatnonzero(~is_root & is_root[np.maximum(forest.parents, 0)])
+    node = depth_one(forest).nonzero().squeeze(1)
+    leaf, owner = leaves_of(node, forest)
+    weights[leaf] = 1.0 / forest.count[owner].double()
+    return weights.numpy()
 
 
 def leaf_advantages(
@@ -160,32 +83,10 @@ def leaf_advantages(
     Raises:
         ValueError: malformed arrays or an unknown name.
     """
-    forest = _forest(parents, leaf_nodes)
-    reward = _per_leaf(rewards, forest, "rewards")
-    in_baseline = _root_group(forest, root_baseline, bare)
     if estimator not in LEAF_ESTIMATORS:
         raise ValueError(f"estimator: expected one of {LEAF_ESTIMATORS}, got {estimator!r}")
-
-    total = np.zeros_like(reward)
-    for root in forest.roots:
-        leaves = slice(forest.low[root], forest.high[root])
-        total[leaves] = _z(reward[leaves], *_moments(reward[leaves][in_baseline[leaves]]), eps)
-    if estimator == "grpo":
-        return total
-
-    size = forest.high - forest.low
-    if estimator == "tree_grpo":
-        inner = _depth_one(forest)
-    else:
-        inner = np.flatnonzero(_starts_group(forest) & (forest.parents >= 0) & (size >= 2))
-    groups = np.zeros_like(reward)
-    for root in forest.roots:
-        groups[forest.low[root] : forest.high[root]] = size[root] >= 2
-    for node in inner:
-        leaves = slice(forest.low[node], forest.high[node])
-        total[leaves] += _z(reward[leaves], *_moments(reward[leaves]), eps)
-        groups[leaves] += 1
-    return total if estimator == "tree_grpo" else total / np.maximum(groups, 1)
+    forest = LeafRanges.of(parents, leaf_nodes)
+    return leaf_estimates(forest, normalised(forest, rewards, root_baseline, bare, eps), estimator)
 
 
 def turn_advantages(
@@ -203,19 +104,8 @@ def turn_advantages(
     With `root_baseline="bare"` the tree's std, and the root's value as its children's baseline, come from
     the bare leaves. A tree without contrast there gives exactly 0.
     """
-    forest = _forest(parents, leaf_nodes)
-    reward = _per_leaf(rewards, forest, "rewards")
-    in_baseline = _root_group(forest, root_baseline, bare)
-    value = forest.sums(reward) / (forest.high - forest.low)
-    std = np.zeros_like(value)
-    for root in forest.roots:
-        leaves = slice(forest.low[root], forest.high[root])
-        value[root], std[root] = _moments(reward[leaves][in_baseline[leaves]])
-    std = std[roots_of(forest.parents)]
-    difference = value - value[np.maximum(forest.parents, 0)]
-    # Equal leaf ranges have equal values; the prefix sums of the two nodes may still differ in the last bit.
-    moves = _starts_group(forest) | (root_baseline == "bare")
-    return np.where((forest.parents >= 0) & (std > 0) & moves, difference / (std + eps), 0.0)
+    forest = LeafRanges.of(parents, leaf_nodes)
+    return turn_estimates(forest, normalised(forest, rewards, root_baseline, bare, eps))
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,11 +120,11 @@ class TreeAdvantages:
 
     leaf: FloatArray | None
     node: FloatArray | None
-    _forest: _Forest
+    _forest: LeafRanges
 
     @property
     def num_leaves(self) -> int:
-        return self._forest.leaf_nodes.size
+        return self._forest.leaf_nodes.numel()
 
     def terms(
         self, leaves: IntSequence | None = None, leaf_weight: FloatSequence | None = None
@@ -254,7 +144,7 @@ class TreeAdvantages:
         count = self.num_leaves
         weight = np.ones(count)
         if leaf_weight is not None:
-            weight = _per_leaf(leaf_weight, self._forest, "leaf_weight").copy()
+            weight = per_leaf_values(leaf_weight, self._forest, "leaf_weight").numpy()
         if leaves is not None:
             chosen = as_int_vector(leaves, "leaves")
             if chosen.size and (chosen.min() < 0 or chosen.max() >= count):
@@ -262,12 +152,15 @@ class TreeAdvantages:
             mask = np.zeros(count, dtype=bool)
             mask[chosen] = True
             weight[~mask] = 0.0
-        total = self._forest.sums(weight)
+        total = self._sums(weight)
         if self.node is not None:
             return total * np.maximum(self.node, 0.0), total * np.minimum(self.node, 0.0), total
         assert self.leaf is not None
-        positive = self._forest.sums(weight * np.maximum(self.leaf, 0.0))
-        return positive, self._forest.sums(weight * np.minimum(self.leaf, 0.0)), total
+        positive = self._sums(weight * np.maximum(self.leaf, 0.0))
+        return positive, self._sums(weight * np.minimum(self.leaf, 0.0)), total
+
+    def _sums(self, per_leaf: FloatArray) -> FloatArray:
+        return subtree_sums(torch.from_numpy(per_leaf), self._forest).numpy()
 
 
 def advantages(
@@ -286,12 +179,8 @@ def advantages(
     """
     if estimator not in ESTIMATORS:
         raise ValueError(f"estimator: expected one of {ESTIMATORS}, got {estimator!r}")
-    forest = _forest(parents, leaf_nodes)
-    leaf = node = None
+    forest = LeafRanges.of(parents, leaf_nodes)
+    reward = normalised(forest, rewards, root_baseline, bare, eps)
     if estimator == "turn":
-        node = turn_advantages(parents, leaf_nodes, rewards, root_baseline=root_baseline, bare=bare, eps=eps)
-    else:
-        leaf = leaf_advantages(
-            parents, leaf_nodes, rewards, estimator, root_baseline=root_baseline, bare=bare, eps=eps
-        )
-    return TreeAdvantages(leaf, node, forest)
+        return TreeAdvantages(None, turn_estimates(forest, reward), forest)
+    return TreeAdvantages(leaf_estimates(forest, reward, estimator), None, forest)

@@ -1,9 +1,9 @@
 """Which blocks of queries meet which blocks of keys: what the tree attention kernel walks over.
 
 Everything follows from the smallest and largest `subtree_end` of each key block [n0, n1): query block [m0, m1)
-meets it iff `n0 < m1 and max_end > m0`, and sees all of it iff `n1 - 1 <= m0 and min_end >= m1`. So the query blocks of
-a key block are one range, and the lists of the query blocks are its transpose. Built with NumPy on the host,
-without a loop over tokens and without a dense matrix: O(tokens + blocks met).
+meets it iff `n0 < m1 and max_end > m0`, and sees all of it iff `n1 - 1 <= m0 and min_end >= m1`. So the query
+blocks of a key block are one range, and the lists of the query blocks are its transpose. Built with NumPy on the
+host, without a loop over tokens and without a dense matrix: O(tokens + blocks met).
 """
 
 from __future__ import annotations

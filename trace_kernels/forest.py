@@ -1,7 +1,7 @@
 """Checks and reductions shared by everything that describes a forest as arrays in DFS pre-order.
 
 A forest is `parents [N]`: node i's parent is a smaller index, or -1 for a root, and every subtree is a
-contiguous range of indices that starts at its root.
+contiguous range of indices that starts at its root. Nothing here recurses or loops over nodes.
 """
 
 from __future__ import annotations
@@ -27,21 +27,38 @@ def as_int_vector(values: Sequence[int] | NDArray[np.integer], name: str) -> Int
 
 def check_parents(parents: Sequence[int] | NDArray[np.integer]) -> IntArray:
     """`parents` as int64 [N]; ValueError where the order is not DFS pre-order."""
+    return checked_ends(parents)[0]
+
+
+def checked_ends(parents: Sequence[int] | NDArray[np.integer]) -> tuple[IntArray, IntArray]:
+    """`check_parents` and the `node_ends` it needs: (parents [N], ends [N])."""
     array = as_int_vector(parents, "parents")
+    index = np.arange(array.size)
+    wrong = (array < -1) | (array >= index)
+    if wrong.any():
+        node = int(np.argmax(wrong))
+        raise ValueError(
+            f"parents[{node}] = {array[node]}: a parent must come before its child (-1 for a root)"
+        )
+    ends = node_ends(array)
+    size = ends - index
+    child = array >= 0
+    # The children's sizes add up to their parent's everywhere if and only if every subtree is one range.
+    below = np.bincount(array[child], weights=size[child], minlength=array.size)
+    if (below + 1 != size).any():
+        raise ValueError(_first_out_of_order(array))
+    return array, ends
+
+
+def _first_out_of_order(parents: IntArray) -> str:
     path: list[int] = []  # the ancestors-or-self of the previous node: the only legal parents
-    for node, parent in enumerate(array.tolist()):
-        if parent < -1 or parent >= node:
-            raise ValueError(
-                f"parents[{node}] = {parent}: a parent must come before its child (-1 for a root)"
-            )
+    for node, parent in enumerate(parents.tolist()):
         while path and path[-1] != parent:
             path.pop()
         if parent != -1 and not path:
-            raise ValueError(
-                f"parents[{node}] = {parent}: not DFS pre-order, node {parent}'s subtree was left before"
-            )
+            break
         path.append(node)
-    return array
+    return f"parents[{node}] = {parent}: not DFS pre-order, node {parent}'s subtree was left before"
 
 
 def check_lengths(lengths: Sequence[int] | NDArray[np.integer], nodes: int) -> IntArray:
@@ -56,12 +73,20 @@ def check_lengths(lengths: Sequence[int] | NDArray[np.integer], nodes: int) -> I
 
 
 def node_ends(parents: IntArray) -> IntArray:
-    """[N]: one past the last descendant of each node, in node indices."""
-    ends = list(range(1, parents.size + 1))
-    for node, parent in zip(range(parents.size - 1, -1, -1), parents[::-1].tolist(), strict=True):
-        if parent >= 0 and ends[node] > ends[parent]:
-            ends[parent] = ends[node]
-    return np.array(ends, dtype=np.int64)
+    """[N]: one past the last descendant of each node, in node indices.
+
+    The last descendant is reached over last children; every round doubles how many of them it skips.
+    """
+    last = np.arange(parents.size)
+    child = np.flatnonzero(parents >= 0)
+    last[parents[child]] = child  # the last one written stays, and they ascend
+    active = np.flatnonzero(last > np.arange(parents.size))
+    while active.size:
+        before = last[active]
+        beyond = last[before]
+        last[active] = beyond
+        active = active[beyond > before]
+    return last + 1
 
 
 def childless(parents: IntArray) -> IntArray:
@@ -73,13 +98,16 @@ def childless(parents: IntArray) -> IntArray:
 
 def roots_of(parents: IntArray) -> IntArray:
     """[N]: the root above each node."""
-    roots = np.flatnonzero(parents < 0)
-    return roots[np.searchsorted(roots, np.arange(parents.size), side="right") - 1]
+    is_root = parents < 0
+    return np.flatnonzero(is_root)[np.cumsum(is_root) - 1]
 
 
 def path_sums(parents: IntArray, values: IntArray) -> IntArray:
-    """[N]: the sum of `values` from the root down to and including each node."""
-    sums: list[int] = []
-    for parent, value in zip(parents.tolist(), values.tolist(), strict=True):
-        sums.append(value + (sums[parent] if parent >= 0 else 0))
-    return np.array(sums, dtype=np.int64)
+    """[N]: the sum of `values` from the root down to and including each node.
+
+    A node adds its value where its subtree begins and takes it back where that ends: exact, in integers.
+    """
+    change = np.zeros(parents.size + 1, dtype=np.int64)
+    change[:-1] = values
+    np.subtract.at(change, node_ends(parents), values)
+    return np.cumsum(change[:-1])

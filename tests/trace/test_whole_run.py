@@ -38,6 +38,12 @@ def test_every_step_is_recorded_once_across_a_resume(run_dir: Path) -> None:
     assert [row["step"] for row in rows(run_dir)] == [1, 2, 3]
 
 
+def test_the_parts_of_a_step_have_their_times(run_dir: Path) -> None:
+    for row in rows(run_dir):
+        for part in ("predictor scoring", "predictor update", "log-prob pass", "advantages", "policy update"):
+            assert row[f"phase/{part}"] > 0
+
+
 def test_budget_is_spent_exactly(run_dir: Path) -> None:
     for row in rows(run_dir):
         assert row["ledger/bare_rollouts"] == 12

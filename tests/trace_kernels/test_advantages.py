@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import statistics
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,69 +15,8 @@ from trace_kernels import (
 )
 from trace_kernels.advantages import ESTIMATORS, LEAF_ESTIMATORS
 
-from .forests import forests
-
-EPS = 1e-6
-
-
-class Case:
-    """A forest with rewards, and the definitions of algorithm.md section 5 in plain recursive Python."""
-
-    def __init__(self, parents: list[int], rewards: list[float], bare: list[bool], baseline: str) -> None:
-        self.parents, self.rewards, self.bare, self.baseline = parents, rewards, bare, baseline
-        self.leaf_nodes = [i for i in range(len(parents)) if i not in parents]
-
-    def children(self, node: int) -> list[int]:
-        return [i for i, p in enumerate(self.parents) if p == node]
-
-    def below(self, node: int) -> list[int]:
-        """Leaf numbers below a node."""
-        if node in self.leaf_nodes:
-            return [self.leaf_nodes.index(node)]
-        return [leaf for child in self.children(node) for leaf in self.below(child)]
-
-    def path(self, node: int) -> list[int]:
-        return [*self.path(self.parents[node]), node] if node >= 0 else []
-
-    def z(self, leaf: int, group: list[int], over: list[int]) -> float:
-        values = [self.rewards[i] for i in over]
-        if len(group) < 2 or len(values) < 2 or len(set(values)) == 1:
-            return 0.0
-        return (self.rewards[leaf] - statistics.fmean(values)) / (statistics.pstdev(values) + EPS)
-
-    def baseline_of(self, root: int) -> list[int]:
-        return [i for i in self.below(root) if self.baseline == "all" or self.bare[i]]
-
-    def leaf(self, leaf: int, estimator: str) -> float:
-        path = self.path(self.leaf_nodes[leaf])
-        whole = self.z(leaf, self.below(path[0]), self.baseline_of(path[0]))
-        if estimator == "grpo":
-            return whole
-        if estimator == "tree_grpo":
-            return whole + (self.z(leaf, self.below(path[1]), self.below(path[1])) if len(path) > 1 else 0.0)
-        terms, seen = [], []
-        for node in path:
-            group = self.below(node)
-            if group not in seen and len(group) >= 2:
-                seen.append(group)
-                terms.append(whole if node == path[0] else self.z(leaf, group, group))
-        return sum(terms) / len(terms) if terms else 0.0
-
-    def value(self, node: int) -> float:
-        """Bottom-up, as in section 4."""
-        if node in self.leaf_nodes:
-            return self.rewards[self.leaf_nodes.index(node)]
-        sizes = [(len(self.below(c)), self.value(c)) for c in self.children(node)]
-        return sum(n * v for n, v in sizes) / sum(n for n, _ in sizes)
-
-    def turn(self, node: int) -> float:
-        parent = self.parents[node]
-        root = self.path(node)[0]
-        over = [self.rewards[i] for i in self.baseline_of(root)]
-        if parent < 0 or len(over) < 2 or len(set(over)) == 1:
-            return 0.0
-        above = statistics.fmean(over) if parent == root else self.value(parent)
-        return (self.value(node) - above) / (statistics.pstdev(over) + EPS)
+from .drawn_forests import forests
+from .rewarded_forests import Case, joined, random_case
 
 
 @st.composite
@@ -90,6 +27,66 @@ def cases(draw: st.DrawFn) -> Case:
     rewards = draw(st.lists(st.sampled_from(values), min_size=leaves, max_size=leaves))
     bare = draw(st.lists(st.booleans(), min_size=leaves, max_size=leaves))
     return Case(parents, rewards, bare, draw(st.sampled_from(["all", "bare"])))
+
+
+def test_every_estimator_on_1000_random_forests() -> None:
+    everything = [random_case(seed) for seed in range(1000)]
+    for baseline in ("all", "bare"):
+        batch = [case for case in everything if case.baseline == baseline]
+        assert len(batch) > 400
+        arrays, _ = joined(batch)
+        for estimator in LEAF_ESTIMATORS:
+            got = leaf_advantages(**arrays, estimator=estimator, root_baseline=baseline)
+            want = [case.leaf(i, estimator) for case in batch for i in range(len(case.rewards))]
+            np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-9)
+        got = turn_advantages(**arrays, root_baseline=baseline)
+        want = [case.turn(node) for case in batch for node in range(len(case.parents))]
+        np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("baseline", ["all", "bare"])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_the_bits_depend_on_the_tree_alone(estimator: str, baseline: str) -> None:
+    trees = [case for case in map(random_case, range(60)) if case.parents.count(-1) == 1]
+    assert len(trees) > 10
+
+    def terms(batch: list[Case]) -> list[np.ndarray]:
+        arrays, ends = joined(batch)
+        found, again = (
+            np.stack(advantages(**arrays, estimator=estimator, root_baseline=baseline).terms())
+            for _ in range(2)
+        )
+        assert np.array_equal(found, again)
+        return np.split(found, ends[:-1], axis=1)
+
+    together = terms(trees)
+    for tree, mine in zip(trees, together, strict=True):
+        assert np.array_equal(terms([tree])[0], mine)
+    for backwards, mine in zip(terms(trees[::-1])[::-1], together, strict=True):
+        assert np.array_equal(backwards, mine)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    case=cases(),
+    data=st.data(),
+    estimator=st.sampled_from(ESTIMATORS),
+    eps=st.sampled_from([0.0, 1e-6]),
+    scale=st.sampled_from([1e-300, 1e-30, 1.0, 1e30, 1e308]),
+)
+def test_finite_rewards_give_finite_advantages(
+    case: Case, data: st.DataObject, estimator: str, eps: float, scale: float
+) -> None:
+    count = len(case.rewards)
+    rewards = data.draw(st.lists(st.floats(-1.7, 1.7), min_size=count, max_size=count))
+    one = advantages(case.parents, case.leaf_nodes, [r * scale for r in rewards], estimator, eps=eps)
+    assert all(np.isfinite(term).all() for term in one.terms())
+
+
+def test_a_tiny_variance_around_a_large_mean() -> None:
+    step = np.spacing(1e30)
+    got = leaf_advantages([-1, 0, 0], [1, 2], [1e30, 1e30 + step], "treepo")
+    assert got.tolist() == [-1.0, 1.0]
 
 
 @settings(max_examples=150, deadline=None)

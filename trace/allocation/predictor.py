@@ -11,6 +11,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
+from trace_kernels.score_anchors import SuccessHead, anchor_loss, score_anchors
+
 from .contrast import KAPPA_CAP, fit_kappa
 
 
@@ -24,9 +26,10 @@ class PredictorUpdate(NamedTuple):
 class SuccessPredictor(nn.Module):
     """P(success) from the policy's final hidden state at the last token of a prefix.
 
-    RMSNorm, Linear to `width`, SiLU, Linear to 1, sigmoid, all in fp32. The last layer starts at zero, so the
-    first prediction is 0.5 everywhere and stage 1 starts uniform. Nothing here reads or moves the global
-    random state.
+    RMSNorm, Linear to `width`, SiLU, Linear to 1, sigmoid, all in fp32, computed by the fused op
+    `trace_kernels.score_anchors` in training and in use; the modules here hold its tensors. The last layer
+    starts at zero, so the first prediction is 0.5 everywhere and stage 1 starts uniform. Nothing here reads
+    or moves the global random state.
 
     `state_dict` holds, beside the weights, one `_extra_state` with the optimiser, the replay windows, the
     generator and kappa as tensors and numbers: a predictor that loads it continues bit for bit. Move the
@@ -77,15 +80,19 @@ class SuccessPredictor(nn.Module):
         self.groups: deque[tuple[Tensor, Tensor, Tensor]] = deque(maxlen=window)
         self.kappa: float = KAPPA_CAP
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Features [A, hidden_size] of any float type -> success probabilities [A], fp32, with gradient."""
-        x = self.norm(features.to(self.hidden.weight.device, torch.float32))
-        return torch.sigmoid(self.output(nn.functional.silu(self.hidden(x))).squeeze(-1))
+    @property
+    def head(self) -> SuccessHead:
+        """The parameters as the op takes them."""
+        return SuccessHead(
+            self.norm.weight, self.hidden.weight, self.hidden.bias, self.output.weight, self.output.bias
+        )
 
-    @torch.no_grad()
     def predict(self, features: Tensor) -> NDArray[np.float64]:
-        """Features [A, hidden_size] -> success probabilities [A], float64 in numpy."""
-        return self.forward(features).cpu().numpy().astype(np.float64)
+        """Features [A, hidden_size] of any float type -> success probabilities [A], float64 in numpy."""
+        features = features.to(self.hidden.weight.device)
+        rows = torch.arange(len(features), device=features.device)
+        value: NDArray[np.float64] = score_anchors(features, rows, self.head).value.cpu().numpy()
+        return value
 
     def update(self, features: Tensor, target: Tensor, leaf_count: Tensor) -> PredictorUpdate:
         """Fit to this step's tree nodes and those of the replay window.
@@ -108,18 +115,17 @@ class SuccessPredictor(nn.Module):
         if not len(step[0]):
             return PredictorUpdate(0.0, 0)
         self.nodes.append(step)
-        x = torch.cat([part[0] for part in self.nodes])
-        y = torch.cat([part[1] for part in self.nodes])
-        weight = torch.cat([part[2] for part in self.nodes]).sqrt()
-        weight = weight / weight.mean()
         device = self.hidden.weight.device
+        x, y, leaves = (torch.cat(parts).to(device) for parts in zip(*self.nodes, strict=True))
+        weight = leaves.sqrt()
+        weight = weight / weight.mean()
         steps, error = 0, 0.0
         for _ in range(self.epochs):
             error = 0.0
-            for rows in torch.randperm(len(x), generator=self.generator).split(self.batch_size):
+            for batch in torch.randperm(len(x), generator=self.generator).split(self.batch_size):
+                rows = batch.to(device)
                 with torch.enable_grad():
-                    squared = (self.forward(x[rows]) - y[rows].to(device)).square()
-                    loss = (weight[rows].to(device) * squared).mean()
+                    loss = anchor_loss(x, rows, self.head, y[rows], weight[rows])
                     self.optimizer.zero_grad(set_to_none=True)
                     loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
                 self.optimizer.step()

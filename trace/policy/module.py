@@ -25,12 +25,11 @@ class TreePolicy(nn.Module):
 
     def __init__(self, model: Any, temperature: float, attention: str = "auto") -> None:
         super().__init__()
-        if getattr(model.config, "final_logit_softcapping", None):
-            raise ModelError("the model soft-caps its logits, which the log-prob head does not do yet")
         enable_tree_attention(model)
         EdgeLogprobHead.adopt(model.get_output_embeddings())
         self.model = model
         self.temperature = temperature
+        self.softcap = getattr(model.config, "final_logit_softcapping", None)
         self.attention = attention
 
     def forward(
@@ -53,7 +52,12 @@ class TreePolicy(nn.Module):
         ).last_hidden_state[0]  # [T, d]
         head = self.model.get_output_embeddings()
         logprob, entropies = head(
-            hidden, edge_src=edge_src, labels=labels, temperature=self.temperature, entropy=entropy
+            hidden,
+            edge_src=edge_src,
+            labels=labels,
+            temperature=self.temperature,
+            entropy=entropy,
+            softcap=self.softcap,
         )
         return logprob, entropies, hidden[node_ends].detach()
 

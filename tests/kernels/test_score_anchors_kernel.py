@@ -1,0 +1,78 @@
+"""The program against the tensor operations, in sizes that are no multiple of its blocks."""
+
+import math
+
+import pytest
+import torch
+
+from trace_kernels.backends.anchors import scores
+from trace_kernels.reference import score_anchors as eager
+from trace_kernels.reference.score_anchors import SuccessHead
+from trace_kernels.score_anchors import anchor_loss, score_anchors
+
+
+def random_head(d: int, width: int, dtype: torch.dtype, device: torch.device) -> SuccessHead:
+    g = torch.Generator().manual_seed(d)
+    norm = 1 + 0.1 * torch.randn(d, generator=g)
+    rest = [torch.randn(*shape, generator=g) for shape in ((width, d), (width,), (1, width), (1,))]
+    return SuccessHead(*(x.to(device, dtype) for x in (norm, rest[0] / d**0.5, *rest[1:])))
+
+
+@pytest.mark.parametrize(
+    ("rows", "d", "width", "anchors", "dtype"),
+    [
+        (50, 40, 24, 70, torch.float32),
+        (9, 130, 150, 5, torch.bfloat16),
+        (1, 64, 64, 1, torch.float32),
+        (200, 7, 3, 130, torch.bfloat16),
+    ],
+)
+@pytest.mark.parametrize("stage", ["root", "prefix"])
+def test_scores(
+    rows: int, d: int, width: int, anchors: int, dtype: torch.dtype, stage: str, device: torch.device
+) -> None:
+    g = torch.Generator().manual_seed(0)
+    # Rows of a wider tensor: the stride is not the width. What no anchor points at may be anything.
+    hidden = torch.randn(rows + 1, d + 3, generator=g).to(device, dtype)[:, :d]
+    hidden[rows] = float("nan")
+    source = torch.randint(0, rows, (anchors,), generator=g).to(device)
+    rewards = torch.randint(0, 2, (anchors,), generator=g).to(device) if stage == "prefix" else None
+    head = random_head(d, width, dtype, device)
+    for kappa in (math.inf, 8.0):
+        got = score_anchors(hidden, source, head, stage=stage, rewards=rewards, max_count=20, kappa=kappa)
+        logit, _, _ = scores(hidden, source, head)
+        torch.testing.assert_close(logit, eager.logits(hidden, source, head), rtol=1e-5, atol=1e-5)
+        # The gains are held to float64's digits of the program's own logit.
+        v, fail = eager.success(logit)
+        want = (
+            eager.root_gains(v, fail, 20, 1 / kappa)
+            if rewards is None
+            else eager.prefix_gains(v, fail, rewards, 20, 1 / kappa)
+        )
+        torch.testing.assert_close(got.value, v, rtol=1e-12, atol=0.0)
+        torch.testing.assert_close(got.gains, want, rtol=1e-12, atol=1e-300)
+        again = score_anchors(hidden, source, head, stage=stage, rewards=rewards, max_count=20, kappa=kappa)
+        assert torch.equal(got.gains, again.gains)
+
+
+@pytest.mark.parametrize("logit", [-800.0, -100.0, 0.0, 100.0, 800.0])
+def test_far_logits(logit: float, device: torch.device) -> None:
+    head = random_head(16, 16, torch.float32, device)
+    head = head._replace(w2=torch.zeros_like(head.w2), b2=torch.tensor([logit], device=device))
+    hidden, source = torch.ones(1, 16, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+    got = score_anchors(hidden, source, head, max_count=65)
+    v, fail = eager.success(torch.tensor([logit], device=device))
+    torch.testing.assert_close(got.value, v, rtol=1e-12, atol=1e-300)
+    torch.testing.assert_close(got.gains, eager.root_gains(v, fail, 65, 0.0), rtol=1e-12, atol=1e-300)
+
+
+def test_the_loss_runs_on_the_program(device: torch.device) -> None:
+    hidden = torch.randn(12, 20, generator=torch.Generator().manual_seed(1)).to(device)
+    source = torch.arange(12, device=device)
+    head = SuccessHead(*(x.requires_grad_() for x in random_head(20, 18, torch.float32, device)))
+    target, weight = torch.linspace(0, 1, 12, device=device), torch.linspace(1, 2, 12, device=device)
+    loss = anchor_loss(hidden, source, head, target, weight)
+    v = torch.sigmoid(eager.logits(hidden, source, SuccessHead(*(x.detach() for x in head))))
+    torch.testing.assert_close(loss, (weight * (v - target).square()).mean())
+    loss.backward()
+    assert all(x.grad is not None and x.grad.isfinite().all() for x in head)

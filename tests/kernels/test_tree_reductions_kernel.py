@@ -1,0 +1,80 @@
+"""The programs against the NumPy of the same algorithm, on forests smaller and larger than a block."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from trace_kernels.backends import ranges, ranges_triton
+from trace_kernels.forest import childless
+from trace_kernels.tree_reductions import (
+    LeafRanges,
+    segments,
+    sibling_moments,
+    subtree_extrema,
+    subtree_moments,
+    subtree_sums,
+)
+
+from ..trace_kernels.forests import random_forest
+
+
+def case(nodes: int, seed: int) -> tuple[LeafRanges, torch.Tensor]:
+    rng = random.Random(seed)
+    parents = np.array(random_forest(rng, nodes, 1).parents)
+    forest = LeafRanges.of(parents, childless(parents))
+    values = [rng.gauss(0.3, 10.0 ** rng.randint(-6, 6)) for _ in forest.leaf_nodes]
+    return forest, torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("nodes", "seed"), [(1, 0), (2, 1), (7, 2), (60, 3), (700, 4), (1500, 5)])
+def test_reductions(nodes: int, seed: int, device: torch.device) -> None:
+    forest, values = case(nodes, seed)
+    here = forest.to(device)
+    x = values.to(device)
+    got = ranges_triton.sums(x, here.distinct).cpu()
+    assert torch.equal(got, ranges.sums(values, forest.distinct))
+    for mine, want in zip(
+        ranges_triton.extrema(x, here.distinct), ranges.extrema(values, forest.distinct), strict=True
+    ):
+        assert torch.equal(mine.cpu(), want)
+    # The GPU may contract a product and a sum into one rounding.
+    got_squares = ranges_triton.moments(x, here.distinct)[1].cpu()
+    torch.testing.assert_close(
+        got_squares,
+        ranges.moments(values, forest.distinct)[1],
+        rtol=1e-12,
+        atol=1e-12 * float(values.abs().max()) ** 2,
+    )
+    slope, centre = values[forest.low].abs(), values[forest.high - 1]
+    want = ranges.ancestor_sums(slope, centre, forest.parents)
+    got = ranges_triton.ancestor_sums(slope.to(device), centre.to(device), here.parents)
+    room = float(slope.sum() * centre.abs().max()) * 1e-12
+    for mine, exact in zip(got, want, strict=True):
+        torch.testing.assert_close(mine.cpu(), exact, rtol=1e-12, atol=room)
+
+
+def test_the_public_functions_run_on_the_programs(device: torch.device) -> None:
+    forest, values = case(300, 9)
+    here, x = forest.to(device), values.to(device)
+    results = [subtree_sums(x, here), *subtree_moments(x, here), *subtree_extrema(x, here)]
+    results += sibling_moments(subtree_moments(x, here).mean, here)
+    again = [subtree_sums(x, here), *subtree_moments(x, here), *subtree_extrema(x, here)]
+    assert all(torch.equal(a, b) for a, b in zip(again, results, strict=False))
+    for node in range(len(forest.parents)):
+        mine = values[forest.low[node] : forest.high[node]]
+        want = [mine.sum(), mine.mean(), mine.std(correction=0), mine.min(), mine.max()]
+        for result, number in zip(results, want, strict=False):
+            torch.testing.assert_close(
+                result[node].cpu(), number, rtol=1e-9, atol=1e-12 * float(mine.abs().max())
+            )
+
+
+def test_empty_ranges(device: torch.device) -> None:
+    where = segments(torch.tensor([0, 2, 0], device=device))
+    x = torch.tensor([1.0, 2.0], dtype=torch.float64, device=device)
+    assert ranges_triton.sums(x, where).tolist() == [0.0, 3.0, 0.0]
+    least, largest = ranges_triton.extrema(x, where)
+    assert least.tolist() == [float("inf"), 1.0, float("inf")]
+    assert largest.tolist() == [float("-inf"), 2.0, float("-inf")]
