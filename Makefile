@@ -17,7 +17,7 @@ ifeq ($(HARDWARE),cpu)
 export DS_ACCELERATOR := cpu
 endif
 
-.PHONY: help setup quickstart test lint bench smollm2 clean-env
+.PHONY: help setup quickstart test lint aot bench smollm2 clean-env
 
 help: ## this list
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -43,6 +43,9 @@ lint: $(STAMP) ## ruff, mypy, import rules
 	@mkdir -p build/typing && ln -sfn ../../trace build/typing/trace_rl
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+
+aot: $(STAMP) ## compile the kernels for absent GPUs; ARGS="--target cuda:80 --target hip:gfx942", "--quick"
+	.venv/bin/python -m trace_kernels.aot $(ARGS)
 
 bench: $(STAMP) ## run the benchmarks; ARGS go to `python -m bench`
 	.venv/bin/python -m bench $(ARGS)

@@ -2,6 +2,9 @@
 
 A tile is what one program works on: BLOCK_M query rows and BLOCK_N keys, with the warps and pipeline stages it is
 compiled for. Tables are looked up by the Triton version they were tuned with, else the defaults hold.
+
+No default is tuned: they are what compiles for each architecture without spills and within its shared memory, as
+`python -m trace_kernels.aot` checks (docs/kernels.md), with all of window, softcap and sinks on.
 """
 
 from typing import NamedTuple
@@ -25,24 +28,52 @@ class Tiles(NamedTuple):
 # (element bits, padded head size) -> tiles
 Table = dict[tuple[int, int], Tiles]
 
-HOPPER: Table = {
-    (16, 32): Tiles(Tile(128, 128, 4, 3), Tile(128, 64, 4, 3), Tile(64, 128, 4, 3)),
-    (16, 64): Tiles(Tile(128, 128, 4, 3), Tile(128, 64, 8, 3), Tile(64, 128, 8, 3)),
-    (16, 128): Tiles(Tile(128, 64, 8, 3), Tile(128, 64, 8, 3), Tile(64, 128, 8, 3)),
-    (16, 256): Tiles(Tile(128, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)),
-    (32, 32): Tiles(Tile(64, 64, 4, 2), Tile(64, 32, 4, 2), Tile(32, 64, 4, 2)),
-    (32, 64): Tiles(Tile(64, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 2)),
-    (32, 128): Tiles(Tile(64, 32, 8, 2), Tile(32, 32, 8, 2), Tile(32, 32, 8, 2)),
-    (32, 256): Tiles(Tile(32, 32, 8, 1), Tile(32, 16, 8, 1), Tile(16, 32, 8, 1)),
+# Small: on NVIDIA no matrix unit computes in full fp32.
+FP32: Table = {
+    (32, 32): Tiles(Tile(64, 32, 4, 2), Tile(64, 32, 4, 2), Tile(32, 64, 4, 2)),
+    (32, 64): Tiles(Tile(64, 32, 8, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)),
+    (32, 128): Tiles(Tile(32, 16, 8, 2), Tile(32, 16, 8, 1), Tile(16, 32, 8, 1)),
+    (32, 256): Tiles(Tile(32, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 16, 1)),
+}
+
+HOPPER: Table = FP32 | {
+    (16, 32): Tiles(Tile(128, 128, 8, 3), Tile(128, 64, 8, 3), Tile(64, 128, 8, 3)),
+    (16, 64): Tiles(Tile(128, 128, 8, 3), Tile(128, 64, 8, 3), Tile(64, 128, 8, 2)),
+    (16, 128): Tiles(Tile(128, 64, 8, 3), Tile(128, 64, 8, 3), Tile(32, 128, 8, 3)),
+    (16, 256): Tiles(Tile(128, 32, 8, 3), Tile(64, 64, 8, 2), Tile(16, 64, 8, 2)),
+}
+BLACKWELL: Table = HOPPER | {
+    (16, 32): Tiles(Tile(128, 64, 8, 3), Tile(128, 64, 8, 3), Tile(64, 128, 8, 3)),
+    (16, 64): Tiles(Tile(128, 64, 8, 3), Tile(128, 64, 8, 2), Tile(64, 128, 8, 2)),
+    (16, 256): Tiles(Tile(128, 32, 8, 2), Tile(64, 64, 8, 2), Tile(16, 64, 8, 2)),
+    (32, 128): Tiles(Tile(32, 16, 8, 2), Tile(32, 16, 8, 1), Tile(16, 16, 8, 1)),
+}
+AMPERE: Table = FP32 | {
+    (16, 32): Tiles(Tile(128, 64, 8, 3), Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)),
+    (16, 64): Tiles(Tile(128, 64, 8, 3), Tile(64, 32, 8, 2), Tile(32, 64, 8, 2)),
+    (16, 128): Tiles(Tile(64, 64, 8, 2), Tile(64, 64, 8, 2), Tile(32, 64, 8, 2)),
+    (16, 256): Tiles(Tile(64, 32, 8, 2), Tile(32, 32, 8, 2), Tile(32, 32, 8, 2)),
+}
+# 99 KiB of shared memory.
+AMPERE_CONSUMER: Table = AMPERE | {
+    (16, 256): Tiles(Tile(64, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+}
+# 64 KiB of shared memory, warps of 64.
+CDNA3: Table = FP32 | {
+    (16, 32): Tiles(Tile(128, 64, 4, 1), Tile(64, 64, 4, 1), Tile(64, 64, 4, 1)),
+    (16, 64): Tiles(Tile(128, 64, 4, 1), Tile(64, 64, 4, 1), Tile(64, 64, 4, 1)),
+    (16, 128): Tiles(Tile(128, 32, 4, 1), Tile(64, 32, 4, 1), Tile(16, 64, 4, 1)),
+    (16, 256): Tiles(Tile(64, 32, 4, 1), Tile(32, 32, 4, 1), Tile(16, 32, 4, 1)),
+    (32, 256): Tiles(Tile(32, 16, 8, 1), Tile(32, 16, 4, 1), Tile(16, 32, 4, 1)),
 }
 
 # architecture -> its defaults
 DEFAULTS: dict[str, Table] = {
     "cuda:90": HOPPER,
-    "cuda:100": HOPPER,
-    "cuda:80": HOPPER,
-    "cuda:86": HOPPER,
-    "hip:gfx942": HOPPER,
+    "cuda:100": BLACKWELL,
+    "cuda:80": AMPERE,
+    "cuda:86": AMPERE_CONSUMER,
+    "hip:gfx942": CDNA3,
 }
 
 # (architecture, Triton major and minor version) -> what differs from the defaults, as measured.

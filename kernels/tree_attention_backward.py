@@ -1,6 +1,9 @@
 """Tree attention, backward: rowsum(dO * O), dQ over the lists of key blocks, dK and dV over ranges of query rows.
 
 No atomics: every element is written by one program, or is a sum of partial results in a fixed order.
+
+`disable_licm`: the compiler would lift the descriptors of k and v, one for each matrix instruction, out of the
+loops and keep them in registers, which then spill.
 """
 
 import triton
@@ -35,7 +38,7 @@ def _add_dq(
     MASKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    for i in range(first, last):
+    for i in tl.range(first, last, disable_licm=True):
         keys = tl.load(KEY_BLOCKS + i) * BLOCK_N + tl.arange(0, BLOCK_N)
         k = load_rows(K, keys, stride_kt, T, MASKED, HEAD_DIM, BLOCK_D)
         v = load_rows(V, keys, stride_vt, T, MASKED, HEAD_DIM, BLOCK_D)
@@ -86,17 +89,22 @@ def tree_attention_dq(
         stride_kt, stride_vt, scale, softcap, window,
         True, HAS_SOFTCAP, HAS_WINDOW, HEAD_DIM, BLOCK_D, BLOCK_N,
     )  # fmt: skip
+    # Read again: addresses and masks kept from the start would occupy registers throughout the loops.
+    rows = tl.load(ORDER + program // HEADS, volatile=True) * BLOCK_M + tl.arange(0, BLOCK_M)
     store_rows(DQ + wide_head * stride_dh, rows, stride_dt, T, dq * grad_scale, HEAD_DIM, BLOCK_D)
 
 
 @triton.jit
 def _add_dkdv(
-    dk, dv, k, v, keys, Q, GRAD_OUT, LSE, DELTA, SUBTREE_END, DEPTH, first, last, T,
+    dk, dv, k, v, keys, Q, GRAD_OUT, LSE, DELTA, SUBTREE_END, DEPTH, first, last, gap, gap_length, T,
     stride_qt, stride_gt, scale, softcap, window,
     MASKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    for start in range(first, last, BLOCK_M):
+    # Rows [first, last); from `gap` on they stand `gap_length` further down.
+    for start in tl.range(first, last, BLOCK_M, disable_licm=True):
+        if MASKED:
+            start += tl.where(start < gap, 0, gap_length)
         rows = start + tl.arange(0, BLOCK_M)
         q = load_rows(Q, rows, stride_qt, T, MASKED, HEAD_DIM, BLOCK_D)
         grad = load_rows(GRAD_OUT, rows, stride_gt, T, MASKED, HEAD_DIM, BLOCK_D)
@@ -145,14 +153,15 @@ def tree_attention_dkdv(
     full_first = tl.load(ITEMS + 2)
     full_last = tl.load(ITEMS + 3)
     last = tl.load(ITEMS + 4)
-    slot = tl.load(ITEMS + 5)
     keys = block * BLOCK_N + tl.arange(0, BLOCK_N)
     wide_head = key_head.to(tl.int64)
     k = load_rows(K + wide_head * stride_kh, keys, stride_kt, T, True, HEAD_DIM, BLOCK_D)
     v = load_rows(V + wide_head * stride_vh, keys, stride_vt, T, True, HEAD_DIM, BLOCK_D)
     dk = tl.zeros([BLOCK_N, BLOCK_D], dtype=tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_D], dtype=tl.float32)
-    for member in range(GROUP):
+    full = full_last - full_first
+    # Two loops over the heads: what the compiler lifts out of one is not kept in registers during the other.
+    for member in tl.range(GROUP, disable_licm=True):
         head = wide_head * GROUP + member
         q_head = Q + head * stride_qh
         grad_head = GRAD_OUT + head * stride_gh
@@ -160,20 +169,24 @@ def tree_attention_dkdv(
         delta_head = DELTA + head * T
         dk, dv = _add_dkdv(
             dk, dv, k, v, keys, q_head, grad_head, lse_head, delta_head, SUBTREE_END, DEPTH,
-            first, full_first, T, stride_qt, stride_gt, scale, softcap, window,
+            first, last - full, full_first, full, T, stride_qt, stride_gt, scale, softcap, window,
             True, HAS_SOFTCAP, HAS_WINDOW, HEAD_DIM, BLOCK_D, BLOCK_M,
         )  # fmt: skip
+    for member in tl.range(GROUP, disable_licm=True):
+        head = wide_head * GROUP + member
+        q_head = Q + head * stride_qh
+        grad_head = GRAD_OUT + head * stride_gh
+        lse_head = LSE + head * T
+        delta_head = DELTA + head * T
         dk, dv = _add_dkdv(
             dk, dv, k, v, keys, q_head, grad_head, lse_head, delta_head, SUBTREE_END, DEPTH,
-            full_first, full_last, T, stride_qt, stride_gt, scale, softcap, window,
+            full_first, full_last, 0, 0, T, stride_qt, stride_gt, scale, softcap, window,
             False, HAS_SOFTCAP, HAS_WINDOW, HEAD_DIM, BLOCK_D, BLOCK_M,
         )  # fmt: skip
-        dk, dv = _add_dkdv(
-            dk, dv, k, v, keys, q_head, grad_head, lse_head, delta_head, SUBTREE_END, DEPTH,
-            full_last, last, T, stride_qt, stride_gt, scale, softcap, window,
-            True, HAS_SOFTCAP, HAS_WINDOW, HEAD_DIM, BLOCK_D, BLOCK_M,
-        )  # fmt: skip
     dk *= grad_scale
+    # Read again, as in dQ.
+    keys = tl.load(ITEMS, volatile=True) * BLOCK_N + tl.arange(0, BLOCK_N)
+    slot = tl.load(ITEMS + 5, volatile=True)
     if slot < 0:
         store_rows(DK + wide_head * stride_dkh, keys, stride_dkt, T, dk, HEAD_DIM, BLOCK_D)
         store_rows(DV + wide_head * stride_dvh, keys, stride_dvt, T, dv, HEAD_DIM, BLOCK_D)

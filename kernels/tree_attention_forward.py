@@ -1,6 +1,7 @@
 """Tree attention, forward: one program per block of queries and head, over the list of key blocks it meets.
 
 Full blocks come first and need no mask. Block lists are built on the host, `trace_kernels/block_lists.py`.
+`disable_licm`: see the backward.
 """
 
 import triton
@@ -19,7 +20,7 @@ def _visit(
     MASKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    for i in range(first, last):
+    for i in tl.range(first, last, disable_licm=True):
         keys = tl.load(KEY_BLOCKS + i) * BLOCK_N + tl.arange(0, BLOCK_N)
         k = load_rows(K, keys, stride_kt, T, MASKED, HEAD_DIM, BLOCK_D)
         s, _ = scores(q, tl.trans(k), scale, softcap, HAS_SOFTCAP)  # [M, N], times log2(e)
@@ -86,6 +87,8 @@ def tree_attention_forward(
         True, HAS_SOFTCAP, HAS_WINDOW, HEAD_DIM, BLOCK_D, BLOCK_N,
     )  # fmt: skip
     out = acc / row_sum[:, None]
+    # Read again: addresses and masks kept from the start would occupy registers throughout the loops.
+    rows = tl.load(ORDER + program // HEADS, volatile=True) * BLOCK_M + tl.arange(0, BLOCK_M)
     store_rows(OUT + head.to(tl.int64) * stride_oh, rows, stride_ot, T, out, HEAD_DIM, BLOCK_D)
     lse = (row_max + tl.log2(row_sum)) * LN_2
     tl.store(LSE + head.to(tl.int64) * T + rows, lse, mask=rows < T)

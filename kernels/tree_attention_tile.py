@@ -40,8 +40,11 @@ def scores(a, b, scale, softcap, HAS_SOFTCAP: tl.constexpr):
     s = tl.dot(a, b, input_precision="ieee") * scale
     if HAS_SOFTCAP:
         tanh = 2.0 * tl.sigmoid(2.0 * s) - 1.0
-        return tanh * softcap, 1.0 - tanh * tanh
-    return s, 1.0
+        s = tanh * softcap
+        slope = 1.0 - tanh * tanh
+    else:
+        slope = 1.0
+    return s, slope
 
 
 @triton.jit
@@ -50,8 +53,9 @@ def seen_by(rows, keys, SUBTREE_END, DEPTH, window, T, HAS_WINDOW: tl.constexpr)
     end = tl.load(SUBTREE_END + keys, mask=keys < T, other=0)
     seen = (keys <= rows) & (rows < end)
     if HAS_WINDOW:
-        row_depth = tl.load(DEPTH + rows, mask=rows < T, other=0)
-        key_depth = tl.load(DEPTH + keys, mask=keys < T, other=0)
+        # Depths come as int64 and are less than T.
+        row_depth = tl.load(DEPTH + rows, mask=rows < T, other=0).to(tl.int32)
+        key_depth = tl.load(DEPTH + keys, mask=keys < T, other=0).to(tl.int32)
         seen &= row_depth - key_depth < window
     return seen
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -21,9 +22,40 @@ class Target(NamedTuple):
     multiprocessors: int
 
 
-@functools.cache
+class Launch(NamedTuple):
+    """A launch that was recorded instead of run."""
+
+    program: Any
+    tile: Tile
+    arguments: dict[str, Any]
+
+
+class _Recording(NamedTuple):
+    target: Target
+    launches: list[Launch]
+
+
+_recordings: list[_Recording] = []
+
+
+@contextmanager
+def recorded(target: Target) -> Iterator[list[Launch]]:
+    """Inside, launches are listed as for `target` and not run: results are allocated and hold no values."""
+    recording = _Recording(target, [])
+    _recordings.append(recording)
+    try:
+        yield recording.launches
+    finally:
+        _recordings.remove(recording)
+
+
 def target(device: torch.device) -> Target:
     """The device's target; a CPU, where the interpreter runs the programs, stands in for a Hopper of 4."""
+    return _recordings[-1].target if _recordings else _target(device)
+
+
+@functools.cache
+def _target(device: torch.device) -> Target:
     if device.type != "cuda":
         return Target("cuda:90", triton.__version__, 4)
     properties = torch.cuda.get_device_properties(device)
@@ -37,6 +69,9 @@ def target(device: torch.device) -> Target:
 def launch(program: Any, grid: tuple[int, ...], tile: Tile, **arguments: Any) -> None:
     """Runs a `@triton.jit` program with its arguments by name, on the device of its tensors."""
     if 0 in grid:
+        return
+    if _recordings:
+        _recordings[-1].launches.append(Launch(program, tile, arguments))
         return
     if interpreter.is_on():
         interpreter.mend_bfloat16()

@@ -131,7 +131,7 @@ def _delta(
     delta = torch.empty((heads, tokens), dtype=torch.float32, device=out.device)
     given = delta if grad_lse is None else grad_lse
     channels = setting.constants["BLOCK_D"]
-    rows = max(16, 8192 // channels)
+    rows = max(16, 4096 // channels)
     launch(
         tree_attention_delta,
         (-(-tokens // rows), heads),
