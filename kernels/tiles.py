@@ -40,12 +40,12 @@ HOPPER: Table = FP32 | {
     (16, 32): Tiles(Tile(128, 128, 8, 3), Tile(128, 64, 8, 3), Tile(64, 128, 8, 3)),
     (16, 64): Tiles(Tile(128, 128, 8, 3), Tile(128, 64, 8, 3), Tile(64, 128, 8, 2)),
     (16, 128): Tiles(Tile(128, 64, 8, 3), Tile(128, 64, 8, 3), Tile(32, 128, 8, 3)),
-    (16, 256): Tiles(Tile(128, 32, 8, 3), Tile(64, 64, 8, 2), Tile(16, 64, 8, 2)),
+    (16, 256): Tiles(Tile(64, 64, 8, 2), Tile(64, 64, 8, 2), Tile(16, 64, 8, 2)),
 }
 BLACKWELL: Table = HOPPER | {
     (16, 32): Tiles(Tile(128, 64, 8, 3), Tile(128, 64, 8, 3), Tile(64, 128, 8, 3)),
     (16, 64): Tiles(Tile(128, 64, 8, 3), Tile(128, 64, 8, 2), Tile(64, 128, 8, 2)),
-    (16, 256): Tiles(Tile(128, 32, 8, 2), Tile(64, 64, 8, 2), Tile(16, 64, 8, 2)),
+    (16, 256): Tiles(Tile(64, 32, 8, 2), Tile(64, 64, 8, 2), Tile(16, 64, 8, 2)),
     (32, 128): Tiles(Tile(32, 16, 8, 2), Tile(32, 16, 8, 1), Tile(16, 16, 8, 1)),
 }
 AMPERE: Table = FP32 | {
@@ -92,12 +92,15 @@ def padded(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
-def architecture(backend: str, capability: str) -> str:
-    """The table for a device: `cuda` and its capability such as "90", or `hip` and its name such as "gfx942"."""
+def architecture(backend: str, capability: str) -> str | None:
+    """The table for a device: `cuda` and its capability such as "90", or `hip` and its name such as "gfx942".
+
+    None below Ampere and on other AMD chips: there is no table for them.
+    """
     exact = f"{backend}:{capability}"
     if exact in DEFAULTS:
         return exact
     if backend == "hip":
-        return "hip:gfx942"
+        return None
     # Ada and the consumer Blackwells (8.9, 12.x) have the 100 KB of shared memory of 8.6.
-    return "cuda:86"
+    return {8: "cuda:86", 9: "cuda:90", 10: "cuda:100", 12: "cuda:86"}.get(int(capability) // 10)

@@ -16,15 +16,18 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit(do_not_specialize=["T"])
 def tree_attention_delta(
-    OUT, GRAD_OUT, GRAD_LSE, DELTA, T, stride_ot, stride_oh, stride_gt, stride_gh, stride_lh, stride_lt,
+    OUT, REST, GRAD_OUT, GRAD_LSE, DELTA, T, stride_ot, stride_oh, stride_gt, stride_gh, stride_lh, stride_lt,
     HAS_GRAD_LSE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """DELTA [H, T] = rowsum(dO * O) - dLSE. Grid: (row blocks, H)."""
+    """DELTA [H, T] = rowsum(dO * (OUT + REST)) - dLSE; REST only if OUT is half. Grid: (row blocks, H)."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     head = tl.program_id(1).to(tl.int64)
     out = load_rows(OUT + head * stride_oh, rows, stride_ot, T, True, HEAD_DIM, BLOCK_D)
     grad = load_rows(GRAD_OUT + head * stride_gh, rows, stride_gt, T, True, HEAD_DIM, BLOCK_D)
-    delta = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
+    out = out.to(tl.float32)
+    if OUT.dtype.element_ty != tl.float32:
+        out += load_rows(REST + head * stride_oh, rows, stride_ot, T, True, HEAD_DIM, BLOCK_D).to(tl.float32)
+    delta = tl.sum(out * grad.to(tl.float32), 1)
     if HAS_GRAD_LSE:
         offsets = head * stride_lh + rows.to(tl.int64) * stride_lt
         delta -= tl.load(GRAD_LSE + offsets, mask=rows < T, other=0.0)

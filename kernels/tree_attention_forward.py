@@ -46,14 +46,14 @@ def _visit(
 
 @triton.jit(do_not_specialize=["T"])
 def tree_attention_forward(
-    Q, K, V, OUT, LSE, SINKS, SUBTREE_END, DEPTH, ORDER, STARTS, FULL_ENDS, KEY_BLOCKS, T,
+    Q, K, V, OUT, REST, LSE, SINKS, SUBTREE_END, DEPTH, ORDER, STARTS, FULL_ENDS, KEY_BLOCKS, T,
     stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, stride_ot, stride_oh,
     scale, softcap, window,
     HEADS: tl.constexpr, GROUP: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """OUT [T, H, D], LSE [H, T] (natural logarithm) of Q [T, H, D], K and V [T, Hk, D]; channel stride 1.
+    """OUT [T, H, D], what rounding took from it (REST, if OUT is half), LSE [H, T] (natural logarithm) of Q [T, H, D], K and V [T, Hk, D]; channel stride 1.
 
     Query block `m = ORDER[rank]` visits `KEY_BLOCKS[STARTS[m] : STARTS[m + 1]]`, without a mask up to FULL_ENDS[m].
     Grid: (query blocks * HEADS,).
@@ -90,5 +90,8 @@ def tree_attention_forward(
     # Read again: addresses and masks kept from the start would occupy registers throughout the loops.
     rows = tl.load(ORDER + program // HEADS, volatile=True) * BLOCK_M + tl.arange(0, BLOCK_M)
     store_rows(OUT + head.to(tl.int64) * stride_oh, rows, stride_ot, T, out, HEAD_DIM, BLOCK_D)
+    if OUT.dtype.element_ty != tl.float32:
+        rest = out - out.to(OUT.dtype.element_ty).to(tl.float32)
+        store_rows(REST + head.to(tl.int64) * stride_oh, rows, stride_ot, T, rest, HEAD_DIM, BLOCK_D)
     lse = (row_max + tl.log2(row_sum)) * LN_2
     tl.store(LSE + head.to(tl.int64) * T + rows, lse, mask=rows < T)

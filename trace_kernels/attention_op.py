@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .layout import TreeLayout
+from .memo import once_per_layout
 from .scoring import Scoring
 
 # Modules with `forward` and `backward` of the signatures in `Program`, imported when first used.
@@ -39,12 +40,14 @@ class Program(NamedTuple):
     """One way to compute the op.
 
     forward(q [T, H, D], k, v [T, Hk, D], sinks [H] | None, geometry, scoring)
-        -> (out [T, H, D], lse [H, T]); out in q's dtype or wider, lse in at least fp32 and with the sinks.
-    backward(grad_out [T, H, D], grad_lse [H, T] | None, q, k, v, sinks, out, lse, geometry, scoring)
-        -> (dq, dk, dv, dsinks | None) in the dtypes of q, k, v and sinks; `out` as forward returned it.
+        -> (out [T, H, D], rest [T, H, D], lse [H, T]); lse in at least fp32 and with the sinks. For half types `rest`
+        is what rounding took from out, else it is empty: the backward subtracts rowsum(dO * O) from dO V^T, which
+        cancels where a row sees few keys, and a bf16 O alone costs 1 % of RMS error in dQ and dK there.
+    backward(grad_out [T, H, D], grad_lse [H, T] | None, q, k, v, sinks, out, rest, lse, geometry, scoring)
+        -> (dq, dk, dv, dsinks | None) in the dtypes of q, k, v and sinks.
     """
 
-    forward: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    forward: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
     backward: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]]
 
 
@@ -64,8 +67,8 @@ def run(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out [T, H, D], lse [H, T]) on q [T, H, D] and k, v [T, Hk, D]; differentiable in q, k, v and sinks."""
     if layout.device != q.device:
-        layout = layout.to(q.device)
-    out, lse, _ = _forward(
+        layout = once_per_layout(layout.chains, ("layout", q.device), lambda: layout.to(q.device))
+    out, _, lse = _forward(
         q, k, v, sinks, layout.subtree_end, layout.depth, layout.chains,
         scoring.scale, scoring.window, scoring.softcap, program,
     )  # fmt: skip
@@ -87,20 +90,14 @@ def _forward(
     program: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     geometry, scoring = Geometry(subtree_end, depth, chains), Scoring(scale, window, softcap)
-    wide, lse = _program(program).forward(q, k, v, sinks, geometry, scoring)
-    # The unrounded output is kept where a program gives one: the backward subtracts rowsum(dO * O) from dO V^T,
-    # which cancels where a row sees few keys, and a bf16 O there costs 1 % of RMS error in dQ and dK.
-    rounded = wide.dtype != q.dtype
-    return wide.to(q.dtype), lse, wide if rounded else wide.new_empty(0)
+    return _program(program).forward(q, k, v, sinks, geometry, scoring)
 
 
 @_forward.register_fake
 def _(q, k, v, sinks, subtree_end, depth, chains, scale, window, softcap, program):  # type: ignore[no-untyped-def]
     wide = torch.promote_types(q.dtype, torch.float32)
     lse = q.new_empty((q.shape[1], q.shape[0]), dtype=wide)
-    keeps_wide = program == "segments" and q.dtype != wide
-    unrounded = q.new_empty(q.shape if keeps_wide else (0,), dtype=wide if keeps_wide else q.dtype)
-    return q.new_empty(q.shape), lse, unrounded
+    return q.new_empty(q.shape), q.new_empty(q.shape if q.dtype != wide else (0,)), lse
 
 
 @torch.library.custom_op("trace_kernels::tree_attention_backward", mutates_args=())
@@ -112,6 +109,7 @@ def _backward(
     v: torch.Tensor,
     sinks: torch.Tensor | None,
     out: torch.Tensor,
+    rest: torch.Tensor,
     lse: torch.Tensor,
     subtree_end: torch.Tensor,
     depth: torch.Tensor,
@@ -123,32 +121,33 @@ def _backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     geometry, scoring = Geometry(subtree_end, depth, chains), Scoring(scale, window, softcap)
     dq, dk, dv, dsinks = _program(program).backward(
-        grad_out, grad_lse, q, k, v, sinks, out, lse, geometry, scoring
+        grad_out, grad_lse, q, k, v, sinks, out, rest, lse, geometry, scoring
     )
     return dq, dk, dv, lse.new_empty(0) if dsinks is None else dsinks
 
 
 @_backward.register_fake
-def _(grad_out, grad_lse, q, k, v, sinks, out, lse, *geometry_and_scoring):  # type: ignore[no-untyped-def]
+def _(grad_out, grad_lse, q, k, v, sinks, out, rest, lse, *geometry_and_scoring):  # type: ignore[no-untyped-def]
     dsinks = lse.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsinks
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     q, k, v, sinks, subtree_end, depth, chains, *numbers = inputs
-    out, lse, wide = output
-    ctx.mark_non_differentiable(wide)
+    out, rest, lse = output
+    ctx.mark_non_differentiable(rest)
     ctx.set_materialize_grads(False)
-    kept = wide if wide.numel() else out
-    ctx.save_for_backward(q, k, v, sinks, kept, lse, subtree_end, depth, chains)
+    ctx.save_for_backward(q, k, v, sinks, out, rest, lse, subtree_end, depth, chains)
     ctx.numbers = numbers
 
 
-def _differentiate(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None, _: None) -> Any:
-    q, k, v, sinks, out, lse, *geometry = ctx.saved_tensors
+def _differentiate(ctx: Any, grad_out: torch.Tensor | None, _: None, grad_lse: torch.Tensor | None) -> Any:
+    q, k, v, sinks, out, rest, lse, *geometry = ctx.saved_tensors
     if grad_out is None:
         grad_out = torch.zeros_like(q)
-    dq, dk, dv, dsinks = _backward(grad_out, grad_lse, q, k, v, sinks, out, lse, *geometry, *ctx.numbers)
+    dq, dk, dv, dsinks = _backward(
+        grad_out, grad_lse, q, k, v, sinks, out, rest, lse, *geometry, *ctx.numbers
+    )
     return dq, dk, dv, None if sinks is None else dsinks, *[None] * 7
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .memo import once_per_layout
+from .host_tokens import HostTokens, host_tokens
 
 Ints = NDArray[np.int64]
 
@@ -47,13 +47,6 @@ class KeyItems(NamedTuple):
     slots: int
 
 
-class _Tokens(NamedTuple):
-    """Per token, on the host."""
-
-    end: Ints  # [T] subtree_end
-    depth: Ints  # [T]
-
-
 class _Met(NamedTuple):
     """Per pair of blocks that meet, by key block and within it by query block."""
 
@@ -66,7 +59,7 @@ def query_lists(
     chains: torch.Tensor, num_tokens: int, block_m: int, block_n: int, window: int | None = None
 ) -> QueryLists:
     """Lists for blocks of `block_m` queries and `block_n` keys, on the CPU."""
-    met = _met(_tokens(chains, num_tokens), block_m, block_n, window)
+    met = _met(host_tokens(chains, num_tokens), block_m, block_n, window)
     blocks = -(-num_tokens // block_m)
     counts = np.bincount(met.query_block, minlength=blocks)
     starts = np.concatenate([[0], counts.cumsum()])
@@ -92,7 +85,7 @@ def key_items(
     A key block near a root meets the queries of all its branches, one in a leaf only a few: ranges are cut so that
     none holds much more than the work of one of `programs` equal shares.
     """
-    met = _met(_tokens(chains, num_tokens), block_m, block_n, window)
+    met = _met(host_tokens(chains, num_tokens), block_m, block_n, window)
     limit = max(SHORTEST_ITEM, -(-len(met.query_block) // max(1, programs)))
     # A range is a run of neighbouring query blocks of one key block, in pieces of at most `limit`.
     new_run = (np.diff(met.query_block, prepend=-2) != 1) | (np.diff(met.key_block, prepend=-1) != 0)
@@ -141,25 +134,7 @@ def _first_full(full: NDArray[np.bool_], start: Ints) -> Ints:
     return found[np.searchsorted(found, start)]
 
 
-def _tokens(chains: torch.Tensor, num_tokens: int) -> _Tokens:
-    def build() -> _Tokens:
-        start, stop, subtree_end = chains.numpy().T
-        length = stop - start
-        padding = np.arange(stop[-1], num_tokens)
-        end = np.concatenate([np.repeat(subtree_end, length), padding + 1])
-        # A chain adds its length to the depth of all that stands below it.
-        step = np.zeros(num_tokens + 1, dtype=np.int64)
-        np.add.at(step, stop, length)
-        np.subtract.at(step, subtree_end, length)
-        above = step.cumsum()[start]
-        depth = np.zeros(num_tokens, dtype=np.int64)
-        depth[: stop[-1]] = np.arange(stop[-1]) + np.repeat(above - start, length)
-        return _Tokens(end, depth)
-
-    return once_per_layout(chains, ("tokens", num_tokens), build)
-
-
-def _met(tokens: _Tokens, block_m: int, block_n: int, window: int | None) -> _Met:
+def _met(tokens: HostTokens, block_m: int, block_n: int, window: int | None) -> _Met:
     num_tokens = len(tokens.end)
     key_start = np.arange(0, num_tokens, block_n)
     query_start = np.arange(0, num_tokens, block_m)

@@ -54,16 +54,33 @@ def target(device: torch.device) -> Target:
     return _recordings[-1].target if _recordings else _target(device)
 
 
+def unsupported(device: torch.device) -> str | None:
+    """Why the programs cannot run on a device, as the end of a sentence; None: they can."""
+    if device.type != "cuda":
+        return None if interpreter.is_on() else f"needs a GPU, not the device {device}"
+    if _architecture(device) is None:
+        return (
+            f"has no tiles for {torch.cuda.get_device_name(device)}: Ampere or newer is needed, or gfx942 of AMD"
+        )
+    return None
+
+
+@functools.cache
+def _architecture(device: torch.device) -> str | None:
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip:
+        return architecture("hip", properties.gcnArchName.split(":")[0])
+    return architecture("cuda", f"{properties.major}{properties.minor}")
+
+
 @functools.cache
 def _target(device: torch.device) -> Target:
     if device.type != "cuda":
         return Target("cuda:90", triton.__version__, 4)
-    properties = torch.cuda.get_device_properties(device)
-    if torch.version.hip:
-        name = architecture("hip", properties.gcnArchName.split(":")[0])
-    else:
-        name = architecture("cuda", f"{properties.major}{properties.minor}")
-    return Target(name, triton.__version__, properties.multi_processor_count)
+    name = _architecture(device)
+    if name is None:
+        raise ValueError(f"the Triton backend {unsupported(device)}")
+    return Target(name, triton.__version__, torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def launch(program: Any, grid: tuple[int, ...], tile: Tile, **arguments: Any) -> None:

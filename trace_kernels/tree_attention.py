@@ -113,7 +113,7 @@ def tree_attention(
     batched = q.ndim == 4
     q, k, v = (_autocast(_packed(name, x, batched)) for name, x in (("q", q), ("k", k), ("v", v)))
     _check(q, k, v, layout)
-    _check_scoring(q, window, softcap, sinks)
+    _check_scoring(q, scale, window, softcap, sinks)
     scoring = Scoring(
         q.shape[-1] ** -0.5 if scale is None else float(scale),
         window,
@@ -147,7 +147,7 @@ def choose_backend(q: torch.Tensor) -> Choice:
     reason = refusal("triton", q)
     if reason is not None:
         return Choice("segments", f"'triton' {reason}")
-    return Choice("triton", "the kernel, for q on a GPU")
+    return Choice("triton", "the kernel, for q on a GPU; no other backend has been measured against it on one yet")
 
 
 def refusal(
@@ -160,12 +160,11 @@ def refusal(
 ) -> str | None:
     """Why a backend cannot compute this, as the end of a sentence; None: it can."""
     if backend == "triton":
-        if q.device.type != "cuda" and not _interpreted():
-            return f"needs a GPU, q is on {q.device}"
         if q.dtype == torch.float64:
             return "computes in float32, bfloat16 and float16, not float64"
         if q.shape[-1] not in HEAD_DIMS:
             return f"supports head sizes {HEAD_DIMS}, not {q.shape[-1]}"
+        return _no_triton(str(q.device))
     if backend == "flash":
         return flash.refusal(q, sinks=sinks, return_lse=return_lse)
     if backend == "flex":
@@ -173,10 +172,13 @@ def refusal(
     return None
 
 
-def _interpreted() -> bool:
-    from .interpreter import is_on
-
-    return is_on()
+@torch.compiler.assume_constant_result
+def _no_triton(device: str) -> str | None:
+    try:
+        from .launch import unsupported
+    except ImportError as error:
+        return f"needs the triton package ({error})"
+    return unsupported(torch.device(device))
 
 
 def _autocast(x: torch.Tensor) -> torch.Tensor:
@@ -224,12 +226,17 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: TreeLayout
 
 
 def _check_scoring(
-    q: torch.Tensor, window: int | None, softcap: float | None, sinks: torch.Tensor | None
+    q: torch.Tensor,
+    scale: float | None,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> None:
+    if scale is not None and not (_is_number(scale) and abs(scale) < float("inf")):
+        raise ValueError(f"scale: expected a finite number or None, got {scale!r}")
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
         raise ValueError(f"window: expected a positive number of tokens or None, got {window!r}")
-    is_number = isinstance(softcap, (int, float)) and not isinstance(softcap, bool)
-    if softcap is not None and not (is_number and 0 < softcap < float("inf")):
+    if softcap is not None and not (_is_number(softcap) and 0 < softcap < float("inf")):
         raise ValueError(f"softcap: expected a positive finite number or None, got {softcap!r}")
     if sinks is None:
         return
@@ -242,3 +249,7 @@ def _check_scoring(
         )
     if sinks.device != q.device:
         raise ValueError(f"sinks: expected q's device {q.device}, got {sinks.device}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

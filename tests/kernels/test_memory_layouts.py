@@ -91,3 +91,12 @@ def test_offsets_past_2_to_the_31(
         start += room
     assert max(sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) for x in far_views) > 2**31
     assert equal(run(*far_views, layout), run(*plain, layout))
+
+
+def test_strided_sinks(layout: TreeLayout, device: torch.device) -> None:
+    q, k, v, _ = inputs(device)
+    sinks = torch.randn(2 * HEADS, device=device)
+    strided = tree_attention(q, k, v, layout, sinks=sinks[::2], backend="triton")
+    assert torch.equal(
+        strided, tree_attention(q, k, v, layout, sinks=sinks[::2].contiguous(), backend="triton")
+    )

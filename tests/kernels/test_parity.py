@@ -21,7 +21,8 @@ TILES = [
     ((64, 16), (16, 64), (32, 64)),
     ((16, 32), (32, 16), (16, 16)),
 ]
-CHUNKS, FORESTS_EACH = 20, 26
+# Each chunk is a program of its own, which a GPU compiles: there fewer of them take more forests.
+CHUNKS, FORESTS_EACH = (7, 75) if torch.cuda.is_available() else (20, 26)
 
 
 def chunk_setting(i: int) -> Setting:
@@ -38,15 +39,17 @@ def chunk_setting(i: int) -> Setting:
 
 
 def check(found: list[tuple[Results, Results]], dtype: torch.dtype) -> None:
-    """RMS error over RMS of the truth, of all results together, and of each when they are exact to fp32."""
+    """RMS error over RMS of the truth, of each result and of all together."""
     total: dict[str, list[float]] = {}
     for got, want in found:
         assert got.out.dtype == got.dq.dtype == got.dk.dtype == got.dv.dtype == dtype
         for name, (error, size) in errors(got, want).items():
             # NaN is below no limit; where each row sees one key, the true dq and dk are 0.
             numel = getattr(want, name).numel()
-            if dtype == FLOAT:
-                assert error**0.5 <= LIMITS[dtype] * max(size, numel * 0.05**2) ** 0.5, name
+            limit = 1e-5 if name == "lse" else LIMITS[dtype]
+            # dsinks sums the rows' terms, of both signs: what a half P costs each is judged over all forests.
+            if dtype == FLOAT or name != "dsinks":
+                assert error**0.5 <= limit * max(size, numel * 0.05**2) ** 0.5, name
             summed = total.setdefault(name, [0.0, 0.0])
             summed[0] += error
             summed[1] += size
@@ -105,7 +108,7 @@ def test_head_sizes_with_the_tiles_of_the_table(dim: int, dtype: torch.dtype, de
         Forest([-1, 0, 0, 2, 2], [61, 20, 2, 9, 13]) if dim < 128 else Forest([-1, 0, 0, 0], [33, 30, 1, 9])
     )
     i = (dim // 16 + len(str(dtype))) % 3
-    setting = Setting((2, 1), dim, dtype, (None, 50, 7)[i], (None, None, 3.0)[i], grad_lse=i == 0)
+    setting = Setting((2, 1), dim, dtype, (None, 50, 7)[i], (None, None, 3.0)[i], True, i == 0)
     case = Case(forest, setting, device)
     check([(case.run(), case.truth())], dtype)
 

@@ -43,7 +43,7 @@ def test_types_are_those_of_a_launch() -> None:
     pointers = {name: kind for name, kind in forward.signature.items() if kind.startswith("*")}
     lists = ("SUBTREE_END", "ORDER", "STARTS", "FULL_ENDS", "KEY_BLOCKS")
     assert pointers == {
-        **dict.fromkeys(("Q", "K", "V", "OUT"), "*bf16"), **dict.fromkeys(("LSE", "SINKS"), "*fp32"),
+        **dict.fromkeys(("Q", "K", "V", "OUT", "REST"), "*bf16"), **dict.fromkeys(("LSE", "SINKS"), "*fp32"),
         **dict.fromkeys(lists, "*i32"), "DEPTH": "*i64",
     }  # fmt: skip
     assert forward.signature["T"] == "i32"
@@ -137,7 +137,7 @@ def test_a_tile_that_is_too_large_is_refused_with_its_reason(monkeypatch: pytest
         ({"stack": 8}, "uses 8 bytes of stack"),
         ({"matrix": {"mma": 4}}, "multiplies without wgmma"),
         ({"tensor_memory": 513}, "needs 513 columns of tensor memory, there are 512"),
-        ({"registers": 1024}, "1024 registers x 8 warps: no room for 4 warps"),
+        ({"registers": 1024}, "1024 registers x 8 warps: no room for 8 warps"),
     ],
 )
 def test_faults_are_named(change: dict[str, Any], expected: str) -> None:

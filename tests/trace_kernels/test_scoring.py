@@ -113,3 +113,15 @@ def test_bf16_is_as_exact_as_torch_per_rollout(window: int | None) -> None:
         for name in ("out", "dq", "dk", "dv"):
             ours, theirs = (rms(x[name] - want[name]) for x in half)
             assert 0 < ours <= 2 * theirs, name
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_one_layout_under_window_1_and_under_softcap(first: int) -> None:
+    """What is kept of a layout for the one must not be taken for the other: `True == 1` once did that."""
+    calls = [{"window": 1}, {"softcap": 5.0}]
+    q, k, v = (torch.randn(30, heads, 16) for heads in (4, 2, 2))
+    layout = TreeLayout.from_segments([-1, 0, 0], [12, 10, 8])
+    tree_attention(q, k, v, layout, **calls[first])
+    again = tree_attention(q, k, v, layout, **calls[1 - first])
+    fresh = TreeLayout.from_segments([-1, 0, 0], [12, 10, 8])
+    assert torch.equal(again, tree_attention(q, k, v, fresh, **calls[1 - first]))

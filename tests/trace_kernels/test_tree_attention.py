@@ -211,6 +211,8 @@ def bad_calls() -> dict[str, tuple[dict[str, object], type[Exception], str]]:
         ),
         "half a token": ({"window": 2.5}, ValueError, "window: expected a positive number of tokens .*2.5"),
         "window as a flag": ({"window": True}, ValueError, "window: expected .*, got True"),
+        "scale in words": ({"scale": "x"}, ValueError, "scale: expected a finite number or None, got 'x'"),
+        "no scale": ({"scale": float("nan")}, ValueError, "scale: expected a finite number .* got nan"),
         "no softcap": (
             {"softcap": 0.0},
             ValueError,

@@ -28,8 +28,8 @@ GPUS = {
     "cuda:100": Gpu(227 * KIB, 228 * KIB, 65536, 32, 64, ("tcgen05", "mma")),
     "hip:gfx942": Gpu(64 * KIB, 64 * KIB, 4 * 512 * 64, 64, 32, ("mfma",)),
 }
-# Planned occupancy: one CTA at least fits, and with it four warps, one for each scheduler.
-PLANNED_WARPS = 4
+# Planned occupancy, of a multiprocessor's four schedulers: two warps of 32 lanes each, or one of 64.
+PLANNED_LANES = 8 * 32
 # CUDA reserves this much shared memory for each CTA.
 RESERVED = KIB
 TENSOR_MEMORY = 512  # columns of a multiprocessor
@@ -59,10 +59,9 @@ def faults(result: Result) -> list[str]:
         found.append(f"needs {needs.shared} bytes of shared memory, a CTA has {gpu.shared}")
     elif needs.tensor_memory > TENSOR_MEMORY:
         found.append(f"needs {needs.tensor_memory} columns of tensor memory, there are {TENSOR_MEMORY}")
-    elif ctas(result) * job.tile.warps < PLANNED_WARPS:
-        found.append(
-            f"{needs.registers} registers x {job.tile.warps} warps: no room for {PLANNED_WARPS} warps"
-        )
+    elif ctas(result) * job.tile.warps * gpu.lanes < PLANNED_LANES:
+        planned = PLANNED_LANES // gpu.lanes
+        found.append(f"{needs.registers} registers x {job.tile.warps} warps: no room for {planned} warps")
     on_units = any(unit in needs.matrix for unit in gpu.matrix)
     if needs.multiplies and job.case.dtype in SIXTEEN_BITS and not on_units:
         found.append(f"multiplies without {' or '.join(gpu.matrix)}")

@@ -22,8 +22,8 @@ def forward(
     sinks: torch.Tensor | None,
     geometry: Geometry,
     scoring: Scoring,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `attention_op.Program`; out is unrounded, in at least fp32."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """See `attention_op.Program`."""
     heads, padding = k.shape[1], geometry.num_padding
     scoring = scoring._replace(window=window_that_hides(geometry, scoring.window))
     query, key, value = _grouped(_wide(q), heads), _wide(k).transpose(0, 1), _wide(v).transpose(0, 1)
@@ -56,7 +56,9 @@ def forward(
         sink = _per_row_head(sinks, heads, lse.dtype)
         rows_out.mul_(torch.sigmoid(lse - sink).unsqueeze(-1))
         lse = torch.logaddexp(lse, sink)
-    return out, lse.transpose(0, 1).flatten(0, 1)
+    rounded = out.to(q.dtype)
+    rest = out.new_empty(0) if out.dtype == q.dtype else (out - rounded).to(q.dtype)
+    return rounded, rest, lse.transpose(0, 1).flatten(0, 1)
 
 
 def backward(
@@ -67,11 +69,13 @@ def backward(
     v: torch.Tensor,
     sinks: torch.Tensor | None,
     out: torch.Tensor,
+    rest: torch.Tensor,
     lse: torch.Tensor,
     geometry: Geometry,
     scoring: Scoring,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """See `attention_op.Program`."""
+    out = _wide(out) + rest if rest.numel() else out
     heads, padding, dim = k.shape[1], geometry.num_padding, q.shape[-1]
     scoring = scoring._replace(window=window_that_hides(geometry, scoring.window))
     wide_q, wide_k, wide_v, wide_grad = (_wide(x) for x in (q, k, v, grad_out))

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..attention_op import Geometry
+from ..host_tokens import host_tokens
 from ..memo import once_per_layout
 from .blocks import Band, Mask
 
@@ -74,12 +75,12 @@ def blocks_of(geometry: Geometry, window: int | None, dtype: torch.dtype, *, cut
     if window is not None:
         return once_per_layout(
             geometry.chains,
-            ("segments", geometry.depth.device, window, dtype),
+            ("window blocks", geometry.depth.device, window, dtype),
             lambda: _window_blocks(geometry, window, dtype),
         )
     return once_per_layout(
         geometry.chains,
-        ("segments", geometry.depth.device, cut, dtype),
+        ("blocks", geometry.depth.device, cut, dtype),
         lambda: _all_blocks(geometry, cut, dtype),
     )
 
@@ -88,7 +89,7 @@ def window_that_hides(geometry: Geometry, window: int | None) -> int | None:
     """The window, or None where no path is longer than it."""
     if window is None:
         return None
-    longest = once_per_layout(geometry.chains, "longest path", lambda: int(geometry.depth.max()) + 1)
+    longest = int(host_tokens(geometry.chains, geometry.num_tokens).depth.max()) + 1
     return window if window < longest else None
 
 
@@ -110,7 +111,7 @@ def _window_blocks(geometry: Geometry, window: int, dtype: torch.dtype) -> list[
 
     A row below a piece that sees any of its keys sees the last: no row of a block is empty.
     """
-    depth = geometry.depth.cpu().numpy()
+    depth = host_tokens(geometry.chains, geometry.num_tokens).depth
     blocks = []
     length = min(PIECE_TOKENS, max(LEAST_PIECE_TOKENS, window // 2))
     for step in plan(_pieces(geometry.chains.tolist(), length)):

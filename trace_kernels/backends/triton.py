@@ -42,11 +42,12 @@ def forward(
     sinks: torch.Tensor | None,
     geometry: Geometry,
     scoring: Scoring,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `attention_op.Program`; out in q's dtype, lse fp32."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """See `attention_op.Program`; lse is fp32."""
     q, k, v = map(_unit_channels, (q, k, v))
     setting = _setting(q, k, scoring)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    rest = torch.empty(q.shape if q.dtype != torch.float32 else 0, dtype=q.dtype, device=q.device)
     lse = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
     tile = setting.tiles.forward
     lists = _query_lists(geometry, tile, scoring.window)
@@ -54,12 +55,12 @@ def forward(
         tree_attention_forward,
         (len(lists.order) * setting.heads,),
         tile,
-        Q=q, K=k, V=v, OUT=out, LSE=lse, SINKS=lse if sinks is None else sinks,
+        Q=q, K=k, V=v, OUT=out, REST=rest, LSE=lse, SINKS=lse if sinks is None else sinks.contiguous(),
         **_mask(geometry), **_lists(lists), T=q.shape[0],
         **_strides(qt=q, kt=k, vt=v, ot=out), **setting.numbers, **setting.constants,
         HEADS=setting.heads, HAS_SINKS=sinks is not None, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
     )  # fmt: skip
-    return out, lse
+    return out, rest, lse
 
 
 def backward(
@@ -70,6 +71,7 @@ def backward(
     v: torch.Tensor,
     sinks: torch.Tensor | None,
     out: torch.Tensor,
+    rest: torch.Tensor,
     lse: torch.Tensor,
     geometry: Geometry,
     scoring: Scoring,
@@ -77,7 +79,7 @@ def backward(
     """See `attention_op.Program`."""
     q, k, v, grad_out = map(_unit_channels, (q, k, v, grad_out))
     setting = _setting(q, k, scoring)
-    delta = _delta(out, grad_out, grad_lse, setting)
+    delta = _delta(out, rest, grad_out, grad_lse, setting)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     shared = {
         "Q": q, "K": k, "V": v, "GRAD_OUT": grad_out, "LSE": lse, "DELTA": delta, "T": q.shape[0],
@@ -124,7 +126,11 @@ def backward(
 
 
 def _delta(
-    out: torch.Tensor, grad_out: torch.Tensor, grad_lse: torch.Tensor | None, setting: _Setting
+    out: torch.Tensor,
+    rest: torch.Tensor,
+    grad_out: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    setting: _Setting,
 ) -> torch.Tensor:
     """rowsum(dO * O) - dLSE, fp32 [H, T]."""
     tokens, heads, head_dim = out.shape
@@ -136,7 +142,7 @@ def _delta(
         tree_attention_delta,
         (-(-tokens // rows), heads),
         Tile(rows, rows, 4, 1),
-        OUT=out, GRAD_OUT=grad_out, GRAD_LSE=given, DELTA=delta, T=tokens,
+        OUT=out, REST=rest, GRAD_OUT=grad_out, GRAD_LSE=given, DELTA=delta, T=tokens,
         **_strides(ot=out, gt=grad_out), stride_lh=given.stride(0), stride_lt=given.stride(1),
         HAS_GRAD_LSE=grad_lse is not None, HEAD_DIM=head_dim, BLOCK_D=channels, BLOCK_M=rows,
     )  # fmt: skip
