@@ -1,4 +1,8 @@
-"""Tiles of the edge log-prob programs, by architecture; re-tune with `python -m bench edge_logprobs`."""
+"""Tiles of the edge log-prob programs, by architecture; not tuned, they are what compiles without spills.
+
+`python -m trace_kernels.aot` checks that; `python -m bench edge_logprobs` measures the one a GPU gets, and tries
+no other.
+"""
 
 from typing import NamedTuple
 

@@ -53,10 +53,10 @@ def tree_attention_forward(
     HAS_SINKS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """OUT [T, H, D], what rounding took from it (REST, if OUT is half), LSE [H, T] (natural logarithm) of Q [T, H, D], K and V [T, Hk, D]; channel stride 1.
+    """OUT [T, H, D] and LSE [H, T] (natural logarithm) of Q [T, H, D], K and V [T, Hk, D]; channel stride 1.
 
-    Query block `m = ORDER[rank]` visits `KEY_BLOCKS[STARTS[m] : STARTS[m + 1]]`, without a mask up to FULL_ENDS[m].
-    Grid: (query blocks * HEADS,).
+    REST, if OUT is half, is what rounding took from it. Query block `m = ORDER[rank]` visits
+    `KEY_BLOCKS[STARTS[m] : STARTS[m + 1]]`, without a mask up to FULL_ENDS[m]. Grid: (query blocks * HEADS,).
     """
     program = tl.program_id(0)
     head = program % HEADS

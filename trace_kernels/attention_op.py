@@ -40,9 +40,9 @@ class Program(NamedTuple):
     """One way to compute the op.
 
     forward(q [T, H, D], k, v [T, Hk, D], sinks [H] | None, geometry, scoring)
-        -> (out [T, H, D], rest [T, H, D], lse [H, T]); lse in at least fp32 and with the sinks. For half types `rest`
-        is what rounding took from out, else it is empty: the backward subtracts rowsum(dO * O) from dO V^T, which
-        cancels where a row sees few keys, and a bf16 O alone costs 1 % of RMS error in dQ and dK there.
+        -> (out [T, H, D], rest [T, H, D], lse [H, T]); lse in at least fp32 and with the sinks. For half types
+        `rest` is what rounding took from out, else it is empty: the backward subtracts rowsum(dO * O) from
+        dO V^T, which cancels where a row sees few keys: a bf16 O alone costs 1 % of RMS error in dQ and dK.
     backward(grad_out [T, H, D], grad_lse [H, T] | None, q, k, v, sinks, out, rest, lse, geometry, scoring)
         -> (dq, dk, dv, dsinks | None) in the dtypes of q, k, v and sinks.
     """

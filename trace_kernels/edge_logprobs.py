@@ -6,6 +6,8 @@ An edge `(source, label)` asks for the log-prob of token `label` given the hidde
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
@@ -13,6 +15,7 @@ from . import edge_logprobs_op
 from .backends import edge_peers
 from .backends.edge_eager import TILE_ELEMENTS as TILE_ELEMENTS
 from .edge_logprobs_op import Logits
+from .edges import check_range
 
 BACKENDS = ("auto", "eager", "triton", "liger", "cce")
 
@@ -36,31 +39,37 @@ def edge_logprobs(
     recomputes the tile. Each source is computed once, however many edges it has. A log-prob is never above 0; the
     result is bitwise repeatable with "eager" and "triton".
 
+    Hidden and weight of one half type are multiplied in it, on tensor cores where there are such; types that differ
+    are widened to fp32, which is slower: cast one (`hidden.to(weight.dtype)`), or use autocast. Under autocast both
+    are multiplied in its type, as `torch.nn.functional.linear` does (fp64 stays); the results are fp32 still.
+
     Args:
         hidden: [T, d], floating point.
         weight: [V, d], the output embedding; its dtype may differ from hidden's.
         edge_src: [E] int64, rows of `hidden`, repeats allowed.
         labels: [E] int64 in [0, V).
-        temperature: > 0, inside the softmax.
+        temperature: > 0 and finite, inside the softmax.
         bias: [V] or None.
-        softcap: c > 0 puts c tanh(z / c) in the place of z, before the temperature (Gemma 2's
+        softcap: finite c > 0 puts c tanh(z / c) in the place of z, before the temperature (Gemma 2's
             `final_logit_softcapping`).
         entropy: False leaves the second result zero, without gradient, and saves its work.
         chunk: sources per tile; by default chosen with the tile's share of the vocabulary.
-        backend: "eager" (PyTorch, every device), "triton" (an accelerator; waits once for the number of unique
-            sources), "auto" (triton where it can), or a peer: "liger" (fp32 only: it rounds logits of half types)
-            and "cce" (accelerators, half types; Wijmans et al., 2024). The peers give log-probs only.
+        backend: "eager" (PyTorch, every device), "triton" (an accelerator; its forward waits once for the number of
+            unique sources), "auto" (triton where it can), or a peer: "liger" (fp32 only: it rounds logits of half
+            types) and "cce" (accelerators, half types; Wijmans et al., 2024). The peers give log-probs only.
 
     Returns:
         (logprob [E], entropy [E]), at least fp32, differentiable once in hidden, weight and bias; E = 0 works.
 
     Raises:
+        TypeError: an argument is not a tensor.
         ValueError: shapes, dtypes, devices, indices or numbers that do not fit, or a backend that cannot compute
-            what is asked for; the message names the argument. (Indices are checked on the CPU only: elsewhere the
-            check would stall the device.)
+            what is asked for; the message names the argument. Indices are checked on every device.
         ImportError: a peer that is not installed.
     """
     check_inputs(hidden, weight, edge_src, bias, temperature, softcap, chunk)
+    if not isinstance(labels, torch.Tensor):
+        raise TypeError(f"labels: expected a tensor, got {type(labels).__name__}")
     if labels.ndim != 1 or labels.dtype != torch.int64:
         raise ValueError(f"labels: expected int64 [E], got {labels.dtype} {list(labels.shape)}")
     if edge_src.shape != labels.shape:
@@ -70,12 +79,23 @@ def edge_logprobs(
     if backend not in BACKENDS:
         raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
     logits = Logits(float(temperature), None if softcap is None else float(softcap))
+    cast = autocast_dtype(hidden, weight)
     if backend in edge_peers.PEERS:
-        edge_logprobs_op.check_range("edge_src", edge_src, hidden.shape[0])
-        edge_logprobs_op.check_range("labels", labels, weight.shape[0])
+        check_range("edge_src", edge_src, hidden.shape[0])
+        check_range("labels", labels, weight.shape[0])
+        if cast is not None:
+            hidden, weight = hidden.to(cast), weight.to(cast)
         return edge_peers.run(backend, hidden, weight, bias, edge_src, labels, logits, entropy)
     program = _program(backend, hidden, weight, bias)
-    return edge_logprobs_op.run(hidden, weight, bias, edge_src, labels, logits, entropy, chunk, program)
+    return edge_logprobs_op.run(hidden, weight, bias, edge_src, labels, logits, entropy, chunk, program, cast)
+
+
+def autocast_dtype(hidden: torch.Tensor, weight: torch.Tensor) -> torch.dtype | None:
+    """What autocast would multiply them in; None without autocast, and for fp64, which it leaves alone."""
+    device = hidden.device.type
+    if torch.float64 in (hidden.dtype, weight.dtype) or not torch.amp.is_autocast_available(device):
+        return None
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 def _program(backend: str, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> str:
@@ -104,7 +124,10 @@ def check_inputs(
     softcap: float | None,
     chunk: int | None,
 ) -> None:
-    """The ValueErrors of everything but labels and backends."""
+    """The errors of everything but labels and backends."""
+    for name, tensor in (("hidden", hidden), ("weight", weight), ("edge_src", edge_src), ("bias", bias)):
+        if not isinstance(tensor, torch.Tensor) and not (name == "bias" and tensor is None):
+            raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
     if hidden.ndim != 2 or not hidden.is_floating_point():
         raise ValueError(f"hidden: expected floating point [T, d], got {hidden.dtype} {list(hidden.shape)}")
     if weight.ndim != 2 or weight.shape[1] != hidden.shape[1]:
@@ -118,10 +141,10 @@ def check_inputs(
     for name, tensor in (("weight", weight), ("edge_src", edge_src), ("bias", bias)):
         if tensor is not None and tensor.device != hidden.device:
             raise ValueError(f"{name}: expected hidden's device {hidden.device}, got {tensor.device}")
-    if not temperature > 0:
-        raise ValueError(f"temperature: expected a number above 0, got {temperature}")
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap: expected a number above 0 or None, got {softcap}")
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature: expected a finite number above 0, got {temperature}")
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise ValueError(f"softcap: expected a finite number above 0 or None, got {softcap}")
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk: expected at least 1, got {chunk}")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from .backends.edge_eager import Head, Ranges
-from .edge_logprobs import check_inputs
-from .edge_logprobs_op import Logits, check_range
+from .edge_logprobs import autocast_dtype, check_inputs
+from .edge_logprobs_op import Logits
+from .edges import check_range
 
 
 @torch.no_grad()
@@ -23,7 +24,7 @@ def edge_top_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The k largest log-probs of each edge's source, in descending order, and their token ids; no gradient.
 
-    Holds one tile of logits at a time. Arguments and errors as `edge_logprobs`, and `k` in [1, V].
+    Holds one tile of logits at a time. Arguments, autocast and errors as `edge_logprobs`, and `k` in [1, V].
 
     Returns:
         (values [E, k] at least fp32, token ids [E, k] int64).
@@ -32,6 +33,9 @@ def edge_top_logprobs(
     check_range("edge_src", edge_src, hidden.shape[0])
     if not 1 <= k <= weight.shape[0]:
         raise ValueError(f"k: expected 1 to {weight.shape[0]}, the vocabulary, got {k}")
+    cast = autocast_dtype(hidden, weight)
+    if cast is not None:
+        hidden, weight = hidden.to(cast), weight.to(cast)
     sources, source_of_edge = torch.unique(edge_src, return_inverse=True)
     logits = Logits(float(temperature), softcap)
     ranges = Ranges.of(max(1, len(sources)), weight.shape[0], hidden.device, chunk)

@@ -21,14 +21,42 @@ class Edges(NamedTuple):
     pair_of_edge: torch.Tensor  # int64 [E], into the pairs
 
     @classmethod
-    def of(cls, edge_src: torch.Tensor, labels: torch.Tensor, vocab: int) -> Edges:
-        """From sources and labels, int64 [E]. On an accelerator this waits for the number of unique ones."""
-        sources, source_of_edge = torch.unique(edge_src, return_inverse=True)
-        pairs, pair_of_edge = torch.unique(source_of_edge * vocab + labels, return_inverse=True)
-        pair_source = pairs // vocab
-        bounds = torch.arange(len(sources) + 1, device=pairs.device)
-        starts = torch.searchsorted(pair_source, bounds)
-        return cls(sources, source_of_edge, starts, pair_source, pairs % vocab, pair_of_edge)
+    def of(cls, edge_src: torch.Tensor, labels: torch.Tensor, rows: int, vocab: int) -> Edges:
+        """From sources in [0, rows) and labels in [0, vocab), int64 [E] with E >= 1.
+
+        Waits for an accelerator once, for the numbers of unique ones. ValueError: an index out of its range.
+        """
+        keys, order = (edge_src * vocab + labels).sort(stable=True)
+        source = keys // vocab
+        number, pair = _numbers(source), _numbers(keys)  # of every sorted edge
+        # Everything that the host has to know, at once.
+        facts = torch.stack((number[-1], pair[-1], *edge_src.aminmax(), *labels.aminmax())).tolist()
+        last_source, last_pair, *extrema = facts
+        _refuse("edge_src", extrema[:2], rows)
+        _refuse("labels", extrema[2:], vocab)
+        pair_source = _put(number, pair, last_pair + 1)
+        bounds = torch.arange(last_source + 2, device=keys.device)
+        return cls(
+            sources=_put(source, number, last_source + 1),
+            source_of_edge=_put(number, order, len(order)),
+            starts=torch.searchsorted(pair_source, bounds),
+            pair_source=pair_source,
+            pair_label=_put(keys % vocab, pair, last_pair + 1),
+            pair_of_edge=_put(pair, order, len(order)),
+        )
+
+    def packed(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(int64 [6, width] of the fields' values, their lengths [6] on the CPU): shapes that depend on E alone."""
+        width = packed_width(len(self.source_of_edge))
+        table = self.sources.new_zeros((len(self), width))
+        for row, field in zip(table, self, strict=True):
+            row[: len(field)] = field
+        return table, torch.tensor([len(field) for field in self], device="cpu")
+
+    @classmethod
+    def unpacked(cls, table: torch.Tensor, lengths: torch.Tensor) -> Edges:
+        """The inverse of `packed`: views, and no wait."""
+        return cls(*(row[:length] for row, length in zip(table, lengths.tolist(), strict=True)))
 
     def sum_by_source(self, x: torch.Tensor) -> torch.Tensor:
         """[E] -> [S], in the order of the edges: the same sum on every run."""
@@ -41,6 +69,33 @@ class Edges(NamedTuple):
     def one_per_source(self, x: torch.Tensor) -> torch.Tensor:
         """[E] -> [S] of values that all edges of a source share."""
         return x.new_empty(len(self.sources)).index_put_((self.source_of_edge,), x)
+
+
+def packed_width(edges: int) -> int:
+    """E + 1 and even: rows of int64 then start at multiples of 16 bytes, for which programs are compiled."""
+    return (edges + 2) // 2 * 2
+
+
+def check_range(name: str, index: torch.Tensor, bound: int) -> None:
+    """ValueError where an index is outside [0, bound); waits for an accelerator."""
+    if index.numel():
+        _refuse(name, torch.stack(index.aminmax()).tolist(), bound)
+
+
+def _refuse(name: str, extrema: list[int], bound: int) -> None:
+    low, high = extrema
+    if low < 0 or high >= bound:
+        raise ValueError(f"{name}: values {low}..{high} outside [0, {bound})")
+
+
+def _numbers(x: torch.Tensor) -> torch.Tensor:
+    """[E] sorted -> [E]: 0 for the least value, 1 for the next larger, and so on."""
+    return (x.diff(prepend=x[:1]) != 0).cumsum(0)
+
+
+def _put(x: torch.Tensor, place: torch.Tensor, count: int) -> torch.Tensor:
+    """[E] -> [count]; what shares a place is equal."""
+    return x.new_empty(count).scatter_(0, place, x)
 
 
 def _sums(x: torch.Tensor, index: torch.Tensor, count: int) -> torch.Tensor:

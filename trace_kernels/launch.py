@@ -59,9 +59,7 @@ def unsupported(device: torch.device) -> str | None:
     if device.type != "cuda":
         return None if interpreter.is_on() else f"needs a GPU, not the device {device}"
     if _architecture(device) is None:
-        return (
-            f"has no tiles for {torch.cuda.get_device_name(device)}: Ampere or newer is needed, or gfx942 of AMD"
-        )
+        return f"has no tiles for {torch.cuda.get_device_name(device)}: Ampere or newer is needed, or gfx942 of AMD"
     return None
 
 

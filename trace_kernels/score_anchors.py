@@ -48,24 +48,28 @@ def score_anchors(
     Args:
         hidden: [T, d], any float type.
         anchor_src: int64 [A], the row of each anchor's last token, in [0, T) (unchecked on a GPU).
-        head: the predictor's tensors, on hidden's device.
+        head: the predictor's tensors, any float types, on hidden's device.
         stage: "root" for bare rollouts from the prompt, "prefix" for continuations after an observed outcome.
         rewards: [A], 0 or 1, the outcome of the rollout each prefix belongs to; with stage "prefix" only.
         max_count: columns of the gains; 0 for none.
         kappa: concentration of the beta-binomial forms, above 0; inf is the paper's plug-in form.
 
     Raises:
-        ValueError: shapes, types, stage, rewards, max_count or kappa are not as above.
+        ValueError: shapes, types, devices, stage, rewards, max_count or kappa are not as above.
     """
     _check(hidden, anchor_src, head)
     if stage not in ("root", "prefix"):
         raise ValueError(f"stage: expected 'root' or 'prefix', got {stage!r}")
     if (rewards is not None) != (stage == "prefix" and max_count > 0):
         raise ValueError(f"rewards: needed for the gains of prefixes, and for nothing else (stage={stage!r})")
-    if rewards is not None and rewards.shape != anchor_src.shape:
-        raise ValueError(
-            f"rewards: expected one per anchor, {list(anchor_src.shape)}, got {list(rewards.shape)}"
-        )
+    if rewards is not None:
+        if rewards.shape != anchor_src.shape:
+            raise ValueError(
+                f"rewards: expected one per anchor, {list(anchor_src.shape)}, got {list(rewards.shape)}"
+            )
+        if rewards.is_complex():
+            raise ValueError(f"rewards: expected numbers 0 and 1, got {rewards.dtype}")
+        _check_device("rewards", rewards, hidden)
     if max_count < 0:
         raise ValueError(f"max_count: expected 0 or more, got {max_count}")
     if not kappa > 0 or not math.isfinite(1.0 / kappa):
@@ -90,12 +94,12 @@ def anchor_loss(
 ) -> Tensor:
     """The mean over anchors of `weight (v - target)^2`, with gradients to the head's tensors only.
 
-    The forward pass is that of `score_anchors`; the backward pass recomputes it.
+    The forward pass is that of `score_anchors`; the backward pass recomputes it, both in fp32 under autocast too.
 
     Args:
         hidden, anchor_src, head: as in `score_anchors`.
-        target: [A], the share of successes observed below each anchor.
-        weight: [A].
+        target: [A], floats, the share of successes observed below each anchor.
+        weight: [A], floats.
 
     Returns:
         A number in the head's type, at least fp32.
@@ -109,6 +113,10 @@ def anchor_loss(
             f"target and weight: expected one per anchor, at least one; got {list(target.shape)}, "
             f"{list(weight.shape)} for {list(anchor_src.shape)} anchors"
         )
+    for name, x in (("target", target), ("weight", weight)):
+        if not x.is_floating_point():
+            raise ValueError(f"{name}: expected floats, got {x.dtype}")
+        _check_device(name, x, hidden)
     loss: Tensor = _AnchorLoss.apply(hidden, anchor_src, target, weight, *head)
     return loss
 
@@ -139,11 +147,17 @@ def _on_device(hidden: Tensor) -> bool:
     return hidden.is_cuda or interpreter.is_on()
 
 
+def _check_device(name: str, x: Tensor, hidden: Tensor) -> None:
+    if x.device != hidden.device:
+        raise ValueError(f"{name}: expected hidden's device {hidden.device}, got {x.device}")
+
+
 def _check(hidden: Tensor, anchor_src: Tensor, head: SuccessHead) -> None:
     if hidden.ndim != 2 or not hidden.is_floating_point():
         raise ValueError(f"hidden: expected floats [T, d], got {hidden.dtype} {list(hidden.shape)}")
     if anchor_src.ndim != 1 or anchor_src.dtype != torch.int64:
         raise ValueError(f"anchor_src: expected int64 [A], got {anchor_src.dtype} {list(anchor_src.shape)}")
+    _check_device("anchor_src", anchor_src, hidden)
     if (
         not hidden.is_cuda
         and len(anchor_src)
@@ -152,7 +166,12 @@ def _check(hidden: Tensor, anchor_src: Tensor, head: SuccessHead) -> None:
         raise ValueError(
             f"anchor_src: {int(anchor_src.min())}..{int(anchor_src.max())} outside the {len(hidden)} rows of hidden"
         )
-    d, width = hidden.shape[1], len(head.b1)
-    for name, shape in (("norm", (d,)), ("w1", (width, d)), ("w2", (1, width)), ("b2", (1,))):
-        if getattr(head, name).shape != shape:
-            raise ValueError(f"head.{name}: expected {list(shape)}, got {list(getattr(head, name).shape)}")
+    d, width = hidden.shape[1], head.b1.numel()
+    for name, x, shape in zip(
+        head._fields, head, ((d,), (width, d), (width,), (1, width), (1,)), strict=True
+    ):
+        if x.shape != shape:
+            raise ValueError(f"head.{name}: expected {list(shape)}, got {list(x.shape)}")
+        if not x.is_floating_point():
+            raise ValueError(f"head.{name}: expected floats, got {x.dtype}")
+        _check_device(f"head.{name}", x, hidden)

@@ -147,7 +147,9 @@ def choose_backend(q: torch.Tensor) -> Choice:
     reason = refusal("triton", q)
     if reason is not None:
         return Choice("segments", f"'triton' {reason}")
-    return Choice("triton", "the kernel, for q on a GPU; no other backend has been measured against it on one yet")
+    return Choice(
+        "triton", "the kernel, for q on a GPU; no other backend has been measured against it on one yet"
+    )
 
 
 def refusal(

@@ -89,7 +89,7 @@ def test_types_that_differ_are_multiplied_in_fp32(device: torch.device) -> None:
 def test_gradients_too_small_for_fp16_keep_their_precision(device: torch.device) -> None:
     # Of a mean over 10^5 edges: most dlogits are far below fp16's smallest number, their products are not.
     hidden, weight, _, source, labels = problem(device, torch.float16, vocab=65)
-    edges, logits = Edges.of(source, labels, 65), Logits(1.0, None)
+    edges, logits = Edges.of(source, labels, 29, 65), Logits(1.0, None)
     g = torch.full((len(source),), 1e-5, device=device)
     _, lse, entropy = edge_triton.forward(hidden, weight, None, edges, logits, False, None)
     d_rows, _, _ = edge_triton.backward(
@@ -127,3 +127,34 @@ def test_strides_and_repeats(device: torch.device) -> None:
         results.append([logprob, entropy, h.grad, w.grad])
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_indices_out_of_range_are_refused_on_the_device(device: torch.device) -> None:
+    hidden, weight, _, source, labels = problem(device)
+    for name, place, bound in (("labels", labels, 129), ("edge_src", source, 29)):
+        wrong = place.clone()
+        wrong[4] = bound
+        edges = {"edge_src": source, "labels": labels, name: wrong}
+        with pytest.raises(ValueError, match=rf"{name}: values \d+\.\.{bound} outside \[0, {bound}\)"):
+            edge_logprobs(hidden, weight, **edges, backend="triton")
+
+
+def test_autocast_runs_the_program_of_half_types(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden, weight, _, source, labels = problem(device)
+    want = edge_logprobs(hidden.bfloat16(), weight.bfloat16(), source, labels, backend="triton")
+    seen, inner = [], edge_triton._tiles
+
+    def spy(*operands: torch.Tensor) -> EdgeTiles:
+        seen.append({x.dtype for x in operands})
+        return inner(*operands)
+
+    monkeypatch.setattr(edge_triton, "_tiles", spy)
+    h, w = hidden.requires_grad_(), weight.requires_grad_()
+    with torch.autocast(device.type, torch.bfloat16):
+        got = edge_logprobs(h, w, source, labels, backend="triton")
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    (got[0] + got[1]).sum().backward()
+    assert seen == [{torch.bfloat16}] * 2
+    assert h.grad.dtype == w.grad.dtype == torch.float32

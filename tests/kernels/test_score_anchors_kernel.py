@@ -76,3 +76,21 @@ def test_the_loss_runs_on_the_program(device: torch.device) -> None:
     torch.testing.assert_close(loss, (weight * (v - target).square()).mean())
     loss.backward()
     assert all(x.grad is not None and x.grad.isfinite().all() for x in head)
+
+
+def test_anchors_and_rewards_of_any_stride(device: torch.device) -> None:
+    g = torch.Generator().manual_seed(3)
+    hidden = torch.randn(11, 20, generator=g).to(device)
+    head = random_head(20, 18, torch.float32, device)
+    table = torch.randint(0, 2, (70, 2), generator=g).to(device)
+    table[:, 0] = torch.randint(0, 11, (70,), generator=g)
+    source, rewards = table.unbind(1)
+    assert source.stride() == rewards.stride() == (2,)
+    got = score_anchors(hidden, source, head, stage="prefix", rewards=rewards, max_count=4)
+    packed = source.clone(memory_format=torch.contiguous_format), rewards.clone()
+    assert packed[0].is_contiguous()
+    want = score_anchors(hidden, packed[0], head, stage="prefix", rewards=packed[1], max_count=4)
+    assert torch.equal(got.value, want.value)
+    assert torch.equal(got.gains, want.gains)
+    v, fail = eager.success(eager.logits(hidden, source, head))
+    torch.testing.assert_close(got.gains, eager.prefix_gains(v, fail, rewards, 4, 0.0), rtol=1e-4, atol=1e-6)

@@ -78,3 +78,16 @@ def test_empty_ranges(device: torch.device) -> None:
     least, largest = ranges_triton.extrema(x, where)
     assert least.tolist() == [float("inf"), 1.0, float("inf")]
     assert largest.tolist() == [float("-inf"), 2.0, float("-inf")]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_ancestor_sums_of_any_stride_and_type(dtype: torch.dtype, device: torch.device) -> None:
+    forest, values = case(60, 3)
+    slope, centre = values[forest.low].abs().to(dtype), values[forest.high - 1].to(dtype)
+    want = ranges.ancestor_sums(slope.double(), centre.double(), forest.parents)
+    apart = [torch.stack((x, x - 3), 1).to(device)[:, 0] for x in (slope, centre, forest.parents)]
+    assert all(x.stride() == (2,) for x in apart)
+    room = float(slope.double().sum() * centre.abs().max()) * 1e-12
+    for mine, exact in zip(ranges_triton.ancestor_sums(*apart), want, strict=True):
+        assert mine.dtype == torch.float64
+        torch.testing.assert_close(mine.cpu(), exact, rtol=1e-12, atol=room)

@@ -232,8 +232,10 @@ def test_no_edges() -> None:
             {"weight": torch.zeros(7, 4, dtype=torch.int64)},
             "weight: expected floating point, got torch.int64",
         ),
-        ({"temperature": 0.0}, "temperature: expected a number above 0, got 0.0"),
-        ({"softcap": -1.0}, "softcap: expected a number above 0 or None, got -1.0"),
+        ({"temperature": 0.0}, "temperature: expected a finite number above 0, got 0.0"),
+        ({"temperature": float("inf")}, "temperature: expected a finite number above 0, got inf"),
+        ({"softcap": -1.0}, "softcap: expected a finite number above 0 or None, got -1.0"),
+        ({"softcap": float("inf")}, "softcap: expected a finite number above 0 or None, got inf"),
         ({"backend": "eagre"}, "backend: expected one of auto, eager, .* got 'eagre'"),
         ({"backend": "triton"}, "backend: 'triton' needs an accelerator, hidden is on cpu"),
         (
@@ -254,3 +256,12 @@ def test_errors_name_the_argument(changes: dict, message: str) -> None:
     }
     with pytest.raises(ValueError, match=message):
         edge_logprobs(**call)
+
+
+@pytest.mark.parametrize("name", ["hidden", "weight", "edge_src", "labels", "bias"])
+def test_what_is_no_tensor_is_refused_by_name(name: str) -> None:
+    index = torch.tensor([0, 1])
+    call = {"hidden": torch.zeros(3, 4), "weight": torch.zeros(7, 4), "edge_src": index, "labels": index}
+    wrong = "zeros" if name == "bias" else None
+    with pytest.raises(TypeError, match=f"{name}: expected a tensor, got {type(wrong).__name__}"):
+        edge_logprobs(**{**call, name: wrong})

@@ -163,6 +163,15 @@ def test_no_anchor_is_no_score() -> None:
         ({"stage": "prefix", "rewards": torch.tensor([0.3, 1.0])}, "outcomes 0 and 1"),
         ({"max_count": -1}, "max_count: expected 0 or more, got -1"),
         ({"kappa": 0.0}, "kappa: expected a number above 0"),
+        ({"anchor_src": torch.zeros(2, dtype=torch.int64, device="meta")}, "anchor_src: .* cpu, got meta"),
+        ({"stage": "prefix", "rewards": torch.ones(2, device="meta")}, "rewards: .* device cpu, got meta"),
+        ({"stage": "prefix", "rewards": torch.ones(2).cfloat()}, "rewards: .* got torch.complex64"),
+        ({"head": random_head()._replace(b1=torch.zeros(WIDTH).long())}, "head.b1: expected floats, got"),
+        (
+            {"head": random_head()._replace(b1=torch.zeros(WIDTH, 1))},
+            r"head.b1: expected \[10\], got \[10, 1\]",
+        ),
+        ({"head": random_head()._replace(w2=torch.zeros(1, WIDTH, device="meta"))}, "head.w2: .* got meta"),
     ],
 )
 def test_errors_name_the_argument(change: dict[str, Any], message: str) -> None:
@@ -176,3 +185,34 @@ def test_errors_name_the_argument(change: dict[str, Any], message: str) -> None:
 def test_the_loss_checks_its_arguments() -> None:
     with pytest.raises(ValueError, match="target and weight: expected one per anchor"):
         anchor_loss(torch.zeros(4, D), torch.tensor([0]), random_head(), torch.zeros(2), torch.zeros(1))
+
+
+@pytest.mark.parametrize("name", ["target", "weight"])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (torch.zeros(1).long(), "expected floats, got"),
+        (torch.zeros(1, device="meta"), "device cpu, got meta"),
+    ],
+)
+def test_the_loss_names_the_argument_of_another_type_or_device(
+    name: str, wrong: torch.Tensor, message: str
+) -> None:
+    call = {"target": torch.zeros(1), "weight": torch.zeros(1), name: wrong}
+    with pytest.raises(ValueError, match=f"{name}: .*{message}"):
+        anchor_loss(torch.zeros(4, D), torch.tensor([0]), random_head(), **call)
+
+
+def test_autocast_changes_no_value_and_no_gradient() -> None:
+    g = torch.Generator().manual_seed(4)
+    hidden, source = torch.randn(9, D, generator=g), torch.arange(9)
+    target, weight = torch.rand(2, 9, generator=g)
+    results = []
+    for enabled in (False, True):
+        head = SuccessHead(*(x.requires_grad_() for x in random_head()))
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            value = score_anchors(hidden, source, head).value
+            loss = anchor_loss(hidden, source, head, target, weight)
+            loss.backward()
+        results.append((value, loss.detach(), *(x.grad for x in head)))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

@@ -256,3 +256,10 @@ def _path(parents: list[int], node: int) -> list[int]:
     while 0 <= parents[path[-1]] < path[-1]:
         path.append(parents[path[-1]])
     return path
+
+
+def test_ancestor_sums_of_single_precision_are_float64() -> None:
+    slope, centre, parents = torch.tensor([0.1, 0.2]), torch.tensor([1.0, 3.0]), torch.tensor([-1, 0])
+    got = ancestor_sums(slope, centre, parents)
+    want = ancestor_sums(slope.double(), centre.double(), parents)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))

@@ -60,7 +60,11 @@ def root_marginal_gain(v: ArrayLike, m: ArrayLike, kappa: float = math.inf) -> F
 
 
 def root_gain_table(v: ArrayLike, m_max: int, kappa: float = math.inf) -> Floats:
-    """Gains of all steps up to m_max: v [B] -> [B, m_max], column m is the gain from m to m + 1 rollouts."""
+    """Gains of all steps up to m_max: v [B] -> [B, m_max], column m is the gain from m to m + 1 rollouts.
+
+    `trace_kernels.score_anchors` has the same formula in tensors, beside the logit it reads. Allocation keeps its
+    own: it takes v from any source and needs NumPy alone. A test holds the two together.
+    """
     chance = probabilities(v, "v")
     gains = list(islice(_root_gains(chance, inverse_kappa(kappa)), m_max - 1))
     return np.stack([np.zeros_like(chance), *gains], axis=-1)
@@ -101,7 +105,10 @@ def prefix_contrast(q: ArrayLike, k: ArrayLike, kappa: float = math.inf) -> Floa
 
 
 def prefix_marginal_gain(q: ArrayLike, k: ArrayLike, kappa: float = math.inf) -> Floats:
-    """`prefix_contrast(q, k + 1) - prefix_contrast(q, k)`, plug-in `q^k (1 - q)`; arguments as there."""
+    """`prefix_contrast(q, k + 1) - prefix_contrast(q, k)`, plug-in `q^k (1 - q)`; arguments as there.
+
+    In `trace_kernels.score_anchors` too, for the reason in `root_gain_table`.
+    """
     repeat, count = np.broadcast_arrays(probabilities(q, "q"), whole_numbers(k, "k"))
     rho = inverse_kappa(kappa)
     return np.exp(_log_repeat(repeat, count, rho)) * (1.0 - repeat) / (1.0 + (count + 1) * rho)

@@ -60,7 +60,7 @@ def extrema(values: Tensor, ranges: Ranges) -> tuple[Tensor, Tensor]:
 
 def ancestor_sums(slope: Tensor, centre: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
     """See `tree_reductions.ancestor_sums`; every round doubles how many ancestors a node has taken in."""
-    total, middle, above = slope.numpy().copy(), centre.numpy(), parents.numpy().copy()
+    total, middle, above = slope.double().numpy().copy(), centre.double().numpy(), parents.numpy().copy()
     offset = np.zeros_like(total)
     active = np.flatnonzero(above >= 0)
     while active.size:

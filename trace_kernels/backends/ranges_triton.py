@@ -37,7 +37,8 @@ def extrema(values: Tensor, ranges: Ranges) -> tuple[Tensor, Tensor]:
 
 def ancestor_sums(slope: Tensor, centre: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
     """As `ranges.ancestor_sums`, but for the last bits."""
-    now = slope.double(), torch.zeros_like(slope), parents
+    slope, centre = slope.double().contiguous(), centre.double().contiguous()
+    now = slope, torch.zeros_like(slope), parents.contiguous()
     blocks = -(-len(parents) // TILE.block_m)
     # A node has at most N - 1 ancestors; rounds without any left change nothing.
     rounds = (len(parents) - 1).bit_length() if len(parents) else 0

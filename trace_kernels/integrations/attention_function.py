@@ -7,7 +7,7 @@ dropout, a mask, a cache, a bias, rotary frequencies that depend on the length o
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -68,7 +68,7 @@ def tree_attention_forward(
         raise UnsupportedModelError(
             f"{where}: {key.shape[2]} keys for {query.shape[2]} queries: no key/value cache here"
         )
-    _check_positions(where, layout, kwargs.get("position_ids"))
+    _check_positions(module, layout, kwargs.get("position_ids"))
     _check_rope(where, layout, getattr(module, "config", None))
     out = tree_attention(
         query,
@@ -107,23 +107,48 @@ def _refuse_options(
         raise UnsupportedModelError(f"{where}: output_attentions: the weights are never materialised")
 
 
-def _check_positions(where: str, layout: TreeLayout, position_ids: torch.Tensor | None) -> None:
+class _Checked(NamedTuple):
+    """Position ids that were found right, and the attention they last reached."""
+
+    position_ids: weakref.ref[torch.Tensor]
+    config: Any
+    layer: int
+
+
+def _check_positions(module: nn.Module, layout: TreeLayout, position_ids: torch.Tensor | None) -> None:
     """Most decoders hand the position ids on; any but the layout's depths would rotate branches wrongly."""
     if position_ids is None:
         return
+    where = type(module).__name__
     wrong = f"{where}: position_ids are not the layout's depths: pass position_ids=layout.depth[None]"
     if position_ids.shape[-1] != layout.num_tokens:
         raise UnsupportedModelError(wrong)
     # The values are unknown while a graph is captured: reading them would split it.
     if torch.compiler.is_compiling():
         return
-    # One comparison per model call, not per layer: the same tensor object reaches all of them.
-    seen = once_per_layout(layout.chains, "positions", list[Any])
-    if seen and seen[0]() is position_ids:
-        return
-    if not bool((position_ids == layout.depth.to(position_ids.device)).all()):
+    # One comparison per model call, not per layer: on an accelerator each is a wait.
+    seen = once_per_layout(layout.chains, "positions", list[_Checked])
+    if not (seen and _is_same_call(seen[0], module, position_ids)) and not _are_depths(position_ids, layout):
         raise UnsupportedModelError(wrong)
-    seen[:] = [weakref.ref(position_ids)]
+    config, layer = getattr(module, "config", None), getattr(module, "layer_idx", None)
+    seen[:] = [_Checked(weakref.ref(position_ids), config, -1 if layer is None else layer)]
+
+
+def _is_same_call(checked: _Checked, module: nn.Module, position_ids: torch.Tensor) -> bool:
+    """Layers get the same tensor, or, under the hooks of a `device_map`, each a copy of its own.
+
+    With hooks a later layer of the same model goes on with a call; a model's first one begins another.
+    """
+    if checked.position_ids() is position_ids:
+        return True
+    config, layer = getattr(module, "config", None), getattr(module, "layer_idx", None)
+    if config is None or config is not checked.config or layer is None or not hasattr(module, "_hf_hook"):
+        return False
+    return 0 <= checked.layer < int(layer)
+
+
+def _are_depths(position_ids: torch.Tensor, layout: TreeLayout) -> bool:
+    return bool((position_ids == layout.depth.to(position_ids.device)).all())
 
 
 def _check_rope(where: str, layout: TreeLayout, config: Any) -> None:

@@ -25,7 +25,12 @@ class SuccessHead(NamedTuple):
 
 
 def logits(hidden: Tensor, anchor_src: Tensor, head: SuccessHead) -> Tensor:
-    """[A] in at least fp32, of hidden [T, d] at anchor_src [A]."""
+    """[A] in at least fp32, under autocast too, of hidden [T, d] at anchor_src [A]."""
+    with torch.autocast(hidden.device.type, enabled=False):
+        return _logits(hidden, anchor_src, head)
+
+
+def _logits(hidden: Tensor, anchor_src: Tensor, head: SuccessHead) -> Tensor:
     wide = _wide(head)
     # Normalising a row scales it, so its factor may come after the first layer, and the weights before.
     w1 = (head.w1.to(wide) * head.norm.to(wide)).t()
@@ -45,7 +50,7 @@ def head_gradients(
     wide = _wide(head)
     total = SuccessHead(*(torch.zeros_like(x, dtype=wide) for x in head))
     for rows in _chunks(len(anchor_src)):
-        with torch.enable_grad():
+        with torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
             leaves = SuccessHead(*(x.detach().to(wide, copy=True).requires_grad_() for x in head))
             x = hidden.detach().index_select(0, anchor_src[rows]).to(wide)
             x = x * torch.rsqrt(x.square().mean(1, keepdim=True) + EPS)
@@ -64,7 +69,11 @@ def success(logit: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def root_gains(v: Tensor, fail: Tensor, counts: int, rho: float) -> Tensor:
-    """[A, counts]; column m is the gain from m to m + 1 rollouts: P(m alike) times P(the next one differs)."""
+    """[A, counts]; column m is the gain from m to m + 1 rollouts: P(m alike) times P(the next one differs).
+
+    `trace_rl.allocation.contrast.root_gain_table` is the same formula in NumPy, of v alone: allocation takes
+    numbers from any predictor. Here both tails come from the logit, so that no certainty costs digits.
+    """
     gains = v.new_zeros((counts, len(v)))
     won, lost = v, fail
     for j in range(1, counts):
@@ -75,7 +84,10 @@ def root_gains(v: Tensor, fail: Tensor, counts: int, rho: float) -> Tensor:
 
 
 def prefix_gains(v: Tensor, fail: Tensor, rewards: Tensor, counts: int, rho: float) -> Tensor:
-    """[A, counts]; column k is P(k continuations repeat the observed outcome) times P(the next one flips it)."""
+    """[A, counts]; column k is P(k continuations repeat the observed outcome) times P(the next one flips it).
+
+    `trace_rl.allocation.contrast.prefix_marginal_gain` is the same formula in NumPy; see `root_gains`.
+    """
     q, flip = torch.where(rewards != 0, v, fail), torch.where(rewards != 0, fail, v)
     gains = v.new_empty((counts, len(v)))
     repeated = torch.ones_like(v)

@@ -5,9 +5,11 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from trace_kernels.reference import score_anchors
 from trace_rl.allocation import contrast
 
 CHANCE = st.floats(0.0, 1.0, allow_subnormal=False)
@@ -142,3 +144,18 @@ def test_kappa_stays_within_its_bounds() -> None:
     )
     assert contrast.fit_kappa([0.5, 0.5], [1, 0], [1, 0]) == contrast.KAPPA_CAP
     assert contrast.fit_kappa([], [], []) == contrast.KAPPA_CAP
+
+
+@pytest.mark.parametrize("kappa", [math.inf, 1000.0, 8.0, 0.5])
+def test_gains_are_those_of_the_anchor_op(kappa: float) -> None:
+    """Two implementations of one formula, for the reason in their docstrings."""
+    v = np.array([0.0, 0.01, 0.1, 1 / 3, 0.5, 0.8, 0.99, 1.0])
+    counts, chance = 65, torch.from_numpy(v)
+    got = score_anchors.root_gains(chance, 1 - chance, counts, 1 / kappa).numpy()
+    np.testing.assert_allclose(got, contrast.root_gain_table(v, counts, kappa), rtol=1e-12, atol=1e-300)
+    for reward in (0, 1):
+        q = contrast.prefix_repeat_probability(v, reward)
+        want = contrast.prefix_marginal_gain(q[:, None], np.arange(counts), kappa)
+        outcomes = torch.full((len(v),), reward)
+        got = score_anchors.prefix_gains(chance, 1 - chance, outcomes, counts, 1 / kappa).numpy()
+        np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-300)

@@ -157,7 +157,7 @@ def test_minibatches_are_updates_of_their_own(results: Results, models: Path, sc
     assert got["figures"]["loss"] == pytest.approx(np.mean(want["loss"]), rel=TOLERANCE, abs=1e-6)
     assert got["figures"]["grad_norm"] == pytest.approx(np.mean(want["grad_norm"]), rel=TOLERANCE)
     assert (got["figures"]["kl"] > 0) is bool(other)
-    assert got["phases"] == {"policy update"}
+    assert got["phases"] == {"advantages", "policy update"}
 
 
 def test_no_contrast_no_gradient(results: Results, models: Path) -> None:
