@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in under 7 minutes, from a bare checkout (torch, triton, pytest; nothing installed).
-# Results go to $OUT (default: build/gpu_check); the last output is a short table. A part that fails is named there.
-# GPU_CHECK_DEVICE=cpu: a dry run on a few tokens with Triton's interpreter.
+# Results go to $OUT (default: build/gpu_check); the last output is a short table. A part that fails is named there,
+# and stops no other. `--dry-run`: a few tokens on the CPU, with Triton's interpreter.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 out=$(mkdir -p "${OUT:-build/gpu_check}" && cd "${OUT:-build/gpu_check}" && pwd)
-device=${GPU_CHECK_DEVICE:-cuda}
 python=$(realpath -s "$(command -v "${PYTHON:-python3}")")
-[ "$device" != cpu ] || export TRITON_INTERPRET=1
+device=cuda
+[ "${1:-}" != --dry-run ] || device=cpu
 
 # The packages under their import names (see setup.py), away from the checkout whose folders hide libraries.
 copy=$(mktemp -d)
@@ -19,28 +19,47 @@ cp -r kernels "$copy/lib/trace_kernels/device"
 cp -r bench tests pyproject.toml "$copy"
 export PYTHONPATH=$copy/lib PYTHONUNBUFFERED=1
 cd "$copy"
-rm -f "$out"/{parity,tiles,kernels}.json "$out"/tree_attention.* "$out/table.txt"
-: >"$out/log.txt"
+parts=$out/parts
+rm -rf "$parts" "$out"/{results,tiles,rows}.json "$out"/{rows.csv,tree_attention.svg,table.txt,log.txt}
+mkdir "$parts"
 
-part() { # seconds, name, command
-    local limit=$1 name=$2 started=$SECONDS
+part() { # name, seconds until it is stopped, command; at most 3 more until it is killed
+    local name=$1 limit=$2 started=$SECONDS code=0
     shift 2
-    printf '\n== %s\n' "$name" >>"$out/log.txt"
-    timeout --kill-after=5 "$limit" "$@" >>"$out/log.txt" 2>&1
-    local code=$?
-    printf '%-10s %s, %d s\n' "$name" "$([ $code = 0 ] && echo done || echo "FAILED ($code)")" $((SECONDS - started))
+    timeout --kill-after=3 "$limit" "$@" >"$parts/$name.log" 2>&1 || code=$?
+    local status=done
+    [ $code = 0 ] || status="FAILED ($code)"
+    printf '%-15s %s, %d s\n' "$name" "$status" $((SECONDS - started)) | tee -a "$parts/status.txt"
 }
-check() { # part, seconds to begin new work in, seconds in all
-    part "$3" "$1" "$python" -m bench.gpu_check "$1" --out "$out" --device "$device" --seconds "$2"
+check() { # part, seconds to begin new work in, seconds until it is stopped
+    part "$1" "$3" "$python" -m bench.gpu_check "$1" --out "$parts" --device cuda --seconds "$2"
 }
 
-if [ "$device" = cpu ]; then
-    part 300 "dry run" "$python" -m bench.gpu_check parity tiles attention kernels --out "$out" --device cpu --quick
+if [ $device = cpu ]; then
+    quick=(--out "$parts" --device cpu --quick)
+    TRITON_INTERPRET=1 part interpreted 120 "$python" -m bench.gpu_check \
+        parity ops tests tiles attention flex kernels "${quick[@]}" &
+    part benchmarks 120 "$python" -m bench.gpu_check edge_logprobs score_anchors tree_reductions "${quick[@]}" &
+    wait
 else
-    check parity 60 75
-    [ ! -d tests/kernels ] || part 75 tests "$python" -m pytest -q -x -p no:cacheprovider tests/kernels
-    check tiles 75 90
-    check attention 95 125
-    check kernels 25 30
+    # Right or wrong first, side by side; then what is timed, one by one.
+    check tests 75 95 &
+    check parity 75 95 &
+    check ops 60 95 &
+    wait
+    check tiles 60 72
+    check attention 35 60
+    check edge_logprobs 1 35
+    check score_anchors 1 30
+    check tree_reductions 1 30
+    check kernels 8 17
+    check flex 12 27
 fi
-"$python" -m bench.gpu_check table --out "$out" --device "$device"
+part table 10 "$python" -m bench.gpu_check table --out "$parts" --device $device
+cat "$parts/table.txt" 2>/dev/null || cat "$parts/status.txt"
+tail -n +1 "$parts"/*.log >"$out/log.txt"
+# Without a table everything stays as the parts left it.
+[ -f "$parts/table.txt" ] || exit 0
+mv "$parts"/{results.json,rows.json,rows.csv,table.txt} "$out"
+mv "$parts"/{tiles.json,tree_attention.svg} "$out" 2>/dev/null
+rm -rf "$parts"

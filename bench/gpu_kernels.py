@@ -7,13 +7,20 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from trace_kernels.device import tree_attention_backward, tree_attention_forward
+from trace_kernels.device import (
+    edge_logprobs,
+    score_anchors,
+    tree_attention_backward,
+    tree_attention_forward,
+    tree_reductions,
+)
 from trace_kernels.layout import TreeLayout
 from trace_kernels.tree_attention import tree_attention
 
 from .attention_methods import Heads
 from .workloads import Workload
 
+MODULES = (tree_attention_forward, tree_attention_backward, edge_logprobs, score_anchors, tree_reductions)
 REPEATS = 3
 
 
@@ -49,9 +56,9 @@ def resources() -> list[dict[str, Any]]:
     found = []
     programs = {
         name: value
-        for module in (tree_attention_forward, tree_attention_backward)
+        for module in MODULES
         for name, value in vars(module).items()
-        if name.startswith("tree_attention_") and hasattr(value, "device_caches")
+        if hasattr(value, "device_caches")
     }
     for name, program in programs.items():
         for caches in program.device_caches.values():
@@ -60,11 +67,13 @@ def resources() -> list[dict[str, Any]]:
                     {
                         "program": name,
                         "registers": getattr(kernel, "n_regs", None),
-                        "spilled_bytes": getattr(kernel, "n_spills", None),
+                        # Spilled registers and other local memory of a thread, in words of 4 bytes.
+                        "local_words": getattr(kernel, "n_spills", None),
                         "shared_bytes": getattr(kernel.metadata, "shared", None),
                         "warps": getattr(kernel.metadata, "num_warps", None),
                         "stages": getattr(kernel.metadata, "num_stages", None),
                         "wgmma": "wgmma" in str(kernel.asm.get("ptx", "")),
                     }
                 )
-    return found
+    # One that only another program calls was never compiled on its own and has no registers.
+    return [program for program in found if program["registers"]]

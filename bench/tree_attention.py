@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,15 @@ def run(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def measure(work: Workload, heads: Heads, dtype: torch.dtype, device: torch.device, runs: int) -> list[Row]:
-    """All methods on one workload."""
+def measure(
+    work: Workload,
+    heads: Heads,
+    dtype: torch.dtype,
+    device: torch.device,
+    runs: int,
+    only: Sequence[str] | None = None,
+) -> list[Row]:
+    """All methods on one workload, or the named ones."""
     name = f"{work.name}, {heads.query}:{heads.key} D{heads.size} {str(dtype).removeprefix('torch.')}"
     inputs = _inputs(work, heads, dtype, device)
     group = heads.query // heads.key
@@ -65,6 +73,8 @@ def measure(work: Workload, heads: Heads, dtype: torch.dtype, device: torch.devi
     results: dict[str, _Result] = {}
     skipped: dict[str, str] = {}
     for method_name, method in methods(work, heads, dtype, device).items():
+        if only is not None and method_name not in only:
+            continue
         found = method if isinstance(method, Skipped) else _first(method, inputs, exact, device)
         if isinstance(found, Skipped):
             skipped[method_name] = found.reason

@@ -1,9 +1,7 @@
-"""The attention benchmark: exact references, rows that say everything, and the GPU check's dry run."""
+"""The attention benchmark: exact references, and rows that say everything."""
 
 import csv
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,8 @@ from bench.machine import describe
 from bench.plot import write_plot
 from bench.rows import Row, table, write_csv, write_json
 from bench.tree_attention import measure
-from bench.workloads import Workload, made_up, star, turns
+from bench.workloads import Workload, star, turns
 
-ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 HEADS = Heads(4, 2, 32)
 TREE = turns("tree", 20, groups=2, count=2, observed=5, dropped=9, kept=7)
@@ -127,32 +124,3 @@ def test_plot_draws_a_bar_for_every_measured_method(tmp_path: Path) -> None:
         write_plot(rows, tmp_path / "bars.png")
     with pytest.raises(ValueError, match="nothing was measured"):
         write_plot([], tmp_path / "bars.svg")
-
-
-def test_gpu_check_runs_dry(tmp_path: Path) -> None:
-    environment = {
-        "GPU_CHECK_DEVICE": "cpu",
-        "OUT": str(tmp_path),
-        "PYTHON": sys.executable,
-        "PATH": "/usr/bin:/bin",
-    }
-    result = subprocess.run(
-        [ROOT / "bench/gpu_check.sh"], env=environment, capture_output=True, text=True, cwd=tmp_path
-    )
-    assert "FAILED" not in result.stdout, (tmp_path / "log.txt").read_text()[-2000:]
-    assert {file.name for file in tmp_path.iterdir()} == {
-        *("parity.json", "tiles.json", "kernels.json", "table.txt", "log.txt"),
-        *("tree_attention.json", "tree_attention.csv", "tree_attention.svg"),
-    }
-    (parity,) = json.loads((tmp_path / "parity.json").read_text())
-    assert parity["wrong"] == []
-    assert set(parity["errors"]) == {"out", "lse", "dq", "dk", "dv"}
-    best = json.loads((tmp_path / "tiles.json").read_text())["best"]
-    assert set(best["32"]) == {"forward", "dq", "dkdv"}
-    (row,) = [
-        row
-        for row in json.loads((tmp_path / "tree_attention.json").read_text())
-        if (row["method"], row["phase"]) == ("triton", "pass")
-    ]
-    assert row["error"] < 1e-5
-    assert row["workload"].startswith(made_up()[3].name)
