@@ -66,8 +66,6 @@ def test_failures_reach_every_rank(tmp_path: Path) -> None:
     main, other = ((tmp_path / f"rank{r}").read_text().splitlines() for r in range(2))
     assert main == ["[0, 1]", "7", "Unpicklable|", "RankError|rank 1 failed: TimeoutError: ", "None"]
     assert other == ["[0, 1]", "7", "RankError|rank 0 failed: Unpicklable: ", "TimeoutError|", "None"]
-    # DeepSpeed's communication op never frees 66 MiB per rank: a day of short runs filled the memory.
-    assert not list(Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"))
 
 
 def test_a_single_rank_raises_the_error_itself() -> None:
