@@ -107,7 +107,7 @@ def estimate_memory(
         scoring=(shape.hidden * size + layer) * tokens + copied + 2 * tile,
         activations=per_token * tokens,
         copies=(saved_layers + 1) * copied,
-        head=head_weights * (4 + size) + 2 * tile,
+        head=head_weights * size + 2 * tile,
         step_copy=4 * sub_group if grad_size < 4 else 0.0,
         engine_weights=engine_weights,
         engine_awake=awake,

@@ -29,7 +29,7 @@ def test_memory_of_the_8b_config() -> None:
     assert m.gathered == 2 * 1e9
     layer = 8 * 4096 + 6 * 12288 + 10 * 4096 + 6 * 1024
     assert m.activations == 16384 * (36 * 4096 * 2 + layer)
-    assert m.head == 151936 * 4096 * 6 + 2 * 2**27
+    assert m.head == 151936 * 4096 * 2 + 2 * 2**27
     assert m.step_copy == 0  # the gradients are fp32 already
     # 6,496,256 keys on all paths of 2,625,536 packed tokens, each 2 x 8 heads x 128 x 2 bytes; a pass that saves
     # nothing holds one layer's, a recomputed backward their gradients too.
@@ -79,7 +79,7 @@ def test_memory_in_float32_has_no_master_copy() -> None:
     layer = 24 * 64 + 16 * (128 + 64 + 32)
     assert m.scoring == 16384 * (64 * 4 + layer) + 2 * 4 * 100 * 16384
     assert m.sampling == m.held + m.gathered + m.scoring + m.engine_awake
-    assert m.head == 100 * 64 * 8 + 2 * 4 * 100 * 16384  # a small vocabulary needs no full tile
+    assert m.head == 100 * 64 * 4 + 2 * 4 * 100 * 16384  # a small vocabulary needs no full tile
 
 
 def test_the_users_deepspeed_section_counts() -> None:
