@@ -108,7 +108,7 @@ def end_process(code: int) -> NoReturn:
 
 
 def _shared_buffer() -> Path:
-    """66 MiB of this rank that DeepSpeed's communication op on CPUs leaves in shared memory; who maps it keeps it."""
+    """What DeepSpeed's CPU communication op leaves of this rank in shared memory: 66 MiB. Who maps it keeps it."""
     place = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "RANK"))
     return Path("/dev/shm") / "_".join(("deepspeed_allreduce_buffer", str(os.getuid()), *place))
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 import numpy as np
-import triton
-import triton.language as tl
 
 
 def is_on() -> bool:
     """Whether programs are interpreted, on CPU tensors; Triton reads TRITON_INTERPRET when it is imported."""
+    if not os.environ.get("TRITON_INTERPRET"):
+        return False  # without importing triton, which takes a second
+    import triton
+
     return bool(triton.knobs.runtime.interpret)
 
 
 @functools.cache
 def mend_bfloat16() -> None:
     """Makes the interpreter's matrix product and its rounding to bfloat16 do what the hardware does."""
+    import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     product: Any = InterpreterBuilder.create_dot
@@ -39,6 +43,8 @@ def mend_bfloat16() -> None:
 
 
 def _widened(x: Any, handle: Any) -> Any:
+    import triton.language as tl
+
     if x.dtype.scalar != tl.bfloat16:
         return x
     return handle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)

@@ -91,5 +91,8 @@ def launch(program: Any, grid: tuple[int, ...], tile: Tile, **arguments: Any) ->
     if interpreter.is_on():
         interpreter.mend_bfloat16()
     device = next(x.device for x in arguments.values() if isinstance(x, torch.Tensor))
+    reason = unsupported(device)
+    if reason is not None:
+        raise ValueError(f"the Triton backend {reason}")
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         program[grid](**arguments, num_warps=tile.warps, num_stages=tile.stages)

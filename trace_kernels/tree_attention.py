@@ -166,7 +166,7 @@ def refusal(
             return "computes in float32, bfloat16 and float16, not float64"
         if q.shape[-1] not in HEAD_DIMS:
             return f"supports head sizes {HEAD_DIMS}, not {q.shape[-1]}"
-        return _no_triton(str(q.device))
+        return _no_triton(q.device)
     if backend == "flash":
         return flash.refusal(q, sinks=sinks, return_lse=return_lse)
     if backend == "flex":
@@ -174,13 +174,14 @@ def refusal(
     return None
 
 
-@torch.compiler.assume_constant_result
-def _no_triton(device: str) -> str | None:
+def _no_triton(device: torch.device) -> str | None:
+    if torch.compiler.is_compiling():
+        return None  # the launch itself tells, then
     try:
         from .launch import unsupported
     except ImportError as error:
         return f"needs the triton package ({error})"
-    return unsupported(torch.device(device))
+    return unsupported(device)
 
 
 def _autocast(x: torch.Tensor) -> torch.Tensor:

@@ -54,7 +54,7 @@ def fake_flash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash, "is_available", lambda: True)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=500)
 @given(
     forest=forests(max_nodes=9, max_length=5),
     pad=st.integers(1, 8),

@@ -55,6 +55,25 @@ def test_equals_the_oracle_in_one_compilation(
     assert compiles.frame_count == 1
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_random_forests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eagerly, so that no shape costs a compilation: 500 forests."""
+    monkeypatch.setattr(flex, "_compiled", lambda device_type: flex.flex_attention)
+    rng = random.Random(2)
+    for i in range(500):
+        forest = random_forest(rng, rng.randint(1, 12), rng.choice([2, 20]))
+        layout = TreeLayout.from_segments(forest.parents, forest.lengths, pad_to_multiple=(None, 8)[i % 2])
+        q, k, v, _ = inputs(layout.num_tokens, ((4, 2), (7, 1))[i % 2], 16, torch.float32, seed=i)
+        window, softcap = (None, 9, None)[i % 3], (None, None, 1.5, None)[i % 4]
+        with torch.no_grad():
+            got = tree_attention(
+                q, k, v, layout, scale=0.3, window=window, softcap=softcap, backend="flex", return_lse=True
+            )
+        mask = oracle_mask(forest, layout.num_tokens, window)
+        out, lse = masked_attention(q, k, v, mask, Scoring(0.3, softcap=softcap))
+        torch.testing.assert_close(got, (out, lse.t()), rtol=1e-5, atol=1e-5)
+
+
 @settings(deadline=None, max_examples=40)
 @given(forest=forests(max_length=90), pad=st.integers(1, 150), window=st.none() | st.integers(1, 300))
 def test_the_block_mask_is_exact_where_it_must_be(forest: Forest, pad: int, window: int | None) -> None:

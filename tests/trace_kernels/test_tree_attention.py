@@ -13,7 +13,7 @@ from .forests import ADVERSARIAL, Forest, random_forest
 
 
 @pytest.fixture(params=["as on a CPU", "matmul"])
-def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both block implementations; the matmul one in the smallest row chunks as well, chains in small pieces."""
     if request.param == "matmul":
         monkeypatch.setattr(segments, "block_ops", lambda device, scoring: blocks.MATMUL)
@@ -21,6 +21,7 @@ def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(steps, "GROUP_TOKENS", 20)
     monkeypatch.setattr(steps, "PIECE_TOKENS", 24)
     monkeypatch.setattr(steps, "LEAST_PIECE_TOKENS", 5)
+    return str(request.param)
 
 
 @pytest.mark.usefixtures("ops")
@@ -33,12 +34,11 @@ def test_adversarial_forests(name: str) -> None:
         compare(ADVERSARIAL[name], heads, dim, torch.float32, pad=pad, with_lse=True, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize(
-    ("dtype", "count"), [(torch.float64, 15), (torch.float32, 100), (torch.bfloat16, 30), (torch.float16, 5)]
+    ("dtype", "count"), [(torch.float64, 20), (torch.float32, 170), (torch.bfloat16, 50), (torch.float16, 10)]
 )
-def test_random_forests(dtype: torch.dtype, count: int) -> None:
-    rng = random.Random(3)
+def test_random_forests(dtype: torch.dtype, count: int, ops: str) -> None:
+    rng = random.Random(f"{ops} {dtype}")  # 2 x 250 forests, all different
     for i in range(count):
         forest = random_forest(rng, rng.randint(1, 16), rng.choice([1, 3, 10, 24]))
         heads = HEADS[i % 3]
