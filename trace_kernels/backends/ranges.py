@@ -90,14 +90,20 @@ def _in_pieces(values: Fields, empty: tuple[float, ...], merge: Merge, ranges: R
         mine = slice(*np.searchsorted(owner, [first, last]))
         start, room = rooms(torch.from_numpy(sizes[first:last]))
         offset = torch.from_numpy(ends[first:last] - sizes[first:last] - begin)
-        arrays = (low[mine] - begin, high[mine] - begin, owner[mine] - first, segment[begin:end] - first)
-        piece = Ranges(*map(torch.from_numpy, arrays), start - offset, room)
+        piece = Ranges(
+            low=torch.from_numpy(low[mine] - begin),
+            high=torch.from_numpy(high[mine] - begin),
+            owner=torch.from_numpy(owner[mine] - first),
+            segment=torch.from_numpy(segment[begin:end] - first),
+            shift=start - offset,
+            room=room,
+        )
         found.append(_reduce(tuple(x[begin:end] for x in values), empty, merge, piece))
     return tuple(np.concatenate(field) for field in zip(*found, strict=True))
 
 
 def rooms(sizes: Tensor) -> tuple[Tensor, int]:
-    """Where every segment of `sizes` [S] elements starts in an array with room for all, int64 [S], and its length."""
+    """Where each segment of `sizes` [S] elements starts in an array with room for all, int64 [S]; its length."""
     # The power of two from `size` up: frexp counts the bits of size - 1.
     room = torch.ones_like(sizes) << torch.frexp((sizes - 1).clamp(min=0).double())[1]
     longest_first = room.argsort(descending=True, stable=True)
