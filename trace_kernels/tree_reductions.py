@@ -21,7 +21,7 @@ from torch import Tensor
 
 from . import interpreter
 from .backends import ranges as eager
-from .backends.ranges import Ranges, rooms
+from .backends.ranges import Ranges
 from .forest import as_int_vector, checked_ends
 
 
@@ -116,8 +116,12 @@ def segments(sizes: Tensor) -> Ranges:
     high = sizes.cumsum(0)
     low = high - sizes
     number = torch.arange(len(sizes), device=sizes.device)
-    start, room = rooms(sizes)
-    return Ranges(low, high, number, number.repeat_interleave(sizes), start - low, room)
+    # The power of two from `size` up: frexp counts the bits of size - 1.
+    room = torch.ones_like(sizes) << torch.frexp((sizes - 1).clamp(min=0).double())[1]
+    longest_first = room.argsort(descending=True, stable=True)
+    start = torch.empty_like(sizes)
+    start[longest_first] = room[longest_first].cumsum(0) - room[longest_first]
+    return Ranges(low, high, number, number.repeat_interleave(sizes), start - low, int(room.sum()))
 
 
 def range_sums(values: Tensor, ranges: Ranges) -> Tensor:

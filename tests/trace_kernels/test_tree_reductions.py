@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trace_kernels.backends import ranges
 from trace_kernels.forest import childless, node_ends, path_sums
 from trace_kernels.reference import tree_reductions as python
 from trace_kernels.tree_reductions import (
@@ -199,14 +198,6 @@ def test_a_tree_gets_the_same_bits_whatever_it_is_batched_with() -> None:
         together = everything(joined([trees[i] for i in order]))
         assert torch.equal(together, torch.cat([alone[i] for i in order], dim=1))
         assert torch.equal(together, everything(joined([trees[i] for i in order])))
-
-
-@pytest.mark.parametrize("piece", [1, 30, 300])
-def test_pieces_of_a_batch_change_no_bit(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    trees = joined(batch(40, seed=2))
-    whole = everything(trees)
-    monkeypatch.setattr(ranges, "PIECE", piece)
-    assert torch.equal(everything(trees), whole)
 
 
 def test_sums_are_compensated() -> None:

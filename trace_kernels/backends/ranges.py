@@ -19,8 +19,6 @@ from torch import Tensor
 
 Ints = NDArray[np.int64]
 Fields = tuple[NDArray[np.float64], ...]
-# Whole segments up to about so many elements at a time: their arrays stay in a processor's caches.
-PIECE = 1 << 17
 # merge(left, right, left count, right count); the counts are numbers or arrays.
 Merge = Callable[[Fields, Fields, Any, Any], Fields]
 
@@ -43,20 +41,20 @@ class Ranges(NamedTuple):
 
 def sums(values: Tensor, ranges: Ranges) -> Tensor:
     """[G]: compensated sums of values [L], float64."""
-    total, lost = _in_pieces((values.numpy(),), (0.0, 0.0), _merge_sums, ranges)
+    total, lost = _reduce((values.numpy(),), (0.0, 0.0), _merge_sums, ranges)
     return torch.from_numpy(total + lost)
 
 
 def moments(values: Tensor, ranges: Ranges) -> tuple[Tensor, Tensor]:
     """(sum [G], sum of the squared distances from the mean [G]) of values [L], float64."""
-    total, lost, squares = _in_pieces((values.numpy(),), (0.0, 0.0, 0.0), _merge_moments, ranges)
+    total, lost, squares = _reduce((values.numpy(),), (0.0, 0.0, 0.0), _merge_moments, ranges)
     return torch.from_numpy(total + lost), torch.from_numpy(squares)
 
 
 def extrema(values: Tensor, ranges: Ranges) -> tuple[Tensor, Tensor]:
     """(least [G], largest [G]) of values [L], float64; (inf, -inf) of an empty range."""
     x = values.numpy()
-    least, largest = _in_pieces((x, x), (np.inf, -np.inf), _merge_extrema, ranges)
+    least, largest = _reduce((x, x), (np.inf, -np.inf), _merge_extrema, ranges)
     return torch.from_numpy(least), torch.from_numpy(largest)
 
 
@@ -74,42 +72,6 @@ def ancestor_sums(slope: Tensor, centre: Tensor, parents: Tensor) -> tuple[Tenso
         above[active] = beyond
         active = active[beyond >= 0]
     return torch.from_numpy(total), torch.from_numpy(offset)
-
-
-def _in_pieces(values: Fields, empty: tuple[float, ...], merge: Merge, ranges: Ranges) -> Fields:
-    """`_reduce` of some segments after others: what a range gives depends on its own segment alone."""
-    low, high, owner, segment, shift = (x.numpy() for x in ranges[:-1])
-    sizes = np.bincount(segment, minlength=shift.size)
-    ends = sizes.cumsum()
-    cuts = np.flatnonzero(np.diff(ends // PIECE)) + 1
-    if not cuts.size or (np.diff(owner) < 0).any():
-        return _reduce(values, empty, merge, ranges)
-    found = []
-    for first, last in zip([0, *cuts], [*cuts, sizes.size], strict=True):
-        begin, end = ends[first] - sizes[first], ends[last - 1]
-        mine = slice(*np.searchsorted(owner, [first, last]))
-        start, room = rooms(torch.from_numpy(sizes[first:last]))
-        offset = torch.from_numpy(ends[first:last] - sizes[first:last] - begin)
-        piece = Ranges(
-            low=torch.from_numpy(low[mine] - begin),
-            high=torch.from_numpy(high[mine] - begin),
-            owner=torch.from_numpy(owner[mine] - first),
-            segment=torch.from_numpy(segment[begin:end] - first),
-            shift=start - offset,
-            room=room,
-        )
-        found.append(_reduce(tuple(x[begin:end] for x in values), empty, merge, piece))
-    return tuple(np.concatenate(field) for field in zip(*found, strict=True))
-
-
-def rooms(sizes: Tensor) -> tuple[Tensor, int]:
-    """Where each segment of `sizes` [S] elements starts in an array with room for all, int64 [S]; its length."""
-    # The power of two from `size` up: frexp counts the bits of size - 1.
-    room = torch.ones_like(sizes) << torch.frexp((sizes - 1).clamp(min=0).double())[1]
-    longest_first = room.argsort(descending=True, stable=True)
-    start = torch.empty_like(sizes)
-    start[longest_first] = room[longest_first].cumsum(0) - room[longest_first]
-    return start, int(room.sum())
 
 
 def _reduce(values: Fields, empty: tuple[float, ...], merge: Merge, ranges: Ranges) -> Fields:
