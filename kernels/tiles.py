@@ -57,6 +57,7 @@ AMPERE: Table = FP32 | {
 # 99 KiB of shared memory.
 AMPERE_CONSUMER: Table = AMPERE | {
     (16, 256): Tiles(Tile(64, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+    (32, 64): Tiles(Tile(64, 32, 8, 2), Tile(32, 32, 4, 2), Tile(32, 32, 8, 2)),
 }
 # 64 KiB of shared memory, warps of 64.
 CDNA3: Table = FP32 | {
