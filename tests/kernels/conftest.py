@@ -1,7 +1,7 @@
 """Device programs run on a GPU, or in Triton's interpreter on CPU tensors when TRITON_INTERPRET=1.
 
-Triton reads that variable when it is imported, and under it nothing else of the suite should run: with neither, the
-tests here are skipped and `test_interpreted.py` runs them all in a process of their own.
+Triton reads that variable when it is imported, and under it nothing else of the suite should run: with neither,
+only `test_interpreted.py` is collected, which runs all the others in a process of their own.
 """
 
 import os
@@ -21,17 +21,10 @@ HERE = Path(__file__).parent
 RUNS_THE_OTHERS = "test_interpreted.py"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE not in item.path.parents:
-            continue
-        reason = None
-        if item.path.name == RUNS_THE_OTHERS:
-            reason = "runs in the interpreter already" if INTERPRETED else None
-        elif not INTERPRETED and not torch.cuda.is_available():
-            reason = "needs a GPU or TRITON_INTERPRET=1"
-        if reason:
-            item.add_marker(pytest.mark.skip(reason=reason))
+if INTERPRETED:
+    collect_ignore = [RUNS_THE_OTHERS]
+elif not torch.cuda.is_available():
+    collect_ignore = [file.name for file in HERE.glob("test_*.py") if file.name != RUNS_THE_OTHERS]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -16,9 +16,6 @@ from trace_kernels.aot.compilation import Result, compile_job
 from trace_kernels.aot.table import markdown, parse
 from trace_kernels.device import tiles
 from trace_kernels.device.tiles import Tile
-from trace_kernels.interpreter import is_on
-
-pytestmark = pytest.mark.skipif(is_on(), reason="TRITON_INTERPRET=1 interprets programs, nothing is compiled")
 
 NEEDS = Needs(128, 0, 0, 65536, 4096, {"wgmma": 4}, True)
 SMALL = Case(tree_attention, "bf16", 32, "causal")

@@ -17,7 +17,6 @@ from .test_edge_logprobs import problem
 
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_liger_gives_the_same_numbers(with_bias: bool) -> None:
-    pytest.importorskip("liger_kernel")
     hidden, weight, bias, source, labels = problem()
     results = []
     for backend in ("liger", "eager"):

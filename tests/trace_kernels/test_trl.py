@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
-
-pytest.importorskip("trl", reason="trl is in the dev environment only")
-
-from accelerate import Accelerator
 from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer, DataCollatorForRollout
 from trl.experimental.async_grpo.packing import TreeRow
 from trl.trainer.utils import add_fused_lm_head
