@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trace_kernels.advantages import advantages
+from trace_kernels.block_lists import KeyItems, QueryLists, key_items, query_lists
 from trace_kernels.forest import childless, node_ends
 from trace_kernels.layout import TreeLayout
 from trace_kernels.packing import cut_forest
@@ -91,6 +92,13 @@ def _forest_cases(tokens: int, segments: int, rng: np.random.Generator, limit_ms
         ),
         Case(
             f"{tokens} tokens, {segments} segments",
+            "layout, block lists and dK/dV items",
+            lambda: _lists(parents, lengths),
+            _unlisted_blocks,
+            limit_ms,
+        ),
+        Case(
+            f"{tokens} tokens, {segments} segments",
             "TreeLayout.from_subtree_end",
             lambda: TreeLayout.from_subtree_end(np.repeat(end, lengths)),
             lambda layout: abs(layout.pairs - pairs),
@@ -131,6 +139,21 @@ def _rollout_case(rollouts: int, rng: np.random.Generator) -> Case:
         lambda: pack_rollouts(tokens),
         lambda found: abs(found.layout.num_tokens - packed),
     )
+
+
+def _lists(parents: Ints, lengths: Ints) -> tuple[QueryLists, KeyItems]:
+    """All that the Triton backend derives from a layout, at three tile shapes."""
+    layout = TreeLayout.from_segments(parents, lengths)
+    chains, tokens = layout.chains, layout.num_tokens
+    query_lists(chains, tokens, 128, 128)
+    query_lists(chains, tokens, 128, 64)
+    return query_lists(chains, tokens, 64, 128), key_items(chains, tokens, 64, 128, programs=66)
+
+
+def _unlisted_blocks(found: tuple[QueryLists, KeyItems]) -> float:
+    """Pairs of blocks that the forward's lists and the items of dK/dV do not have in common."""
+    lists, (items, _, _) = found
+    return abs(len(lists.key_blocks) - int((-(-(items[:, 4] - items[:, 1]) // 64)).sum()))
 
 
 def _terms(parents: Ints, leaves: Ints, rewards: NDArray[np.float64], estimator: str) -> tuple[Any, ...]:
