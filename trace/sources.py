@@ -8,8 +8,9 @@ from typing import Any
 
 from .config.schema import Config, QaTask, WorldTask
 from .environments.protocol import Environment
-from .environments.retrieval import Bm25Index, load_corpus_jsonl
 from .environments.search_qa import SHORT_NOTICES, SearchQA
+from .retrieval.bm25 import Bm25Index
+from .retrieval.corpus import load_corpus_jsonl
 from .tasks.readers import READERS
 from .tasks.task import Passage, Task
 from .tasks.world import World, WorldConfig, build_world

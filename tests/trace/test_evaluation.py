@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from trace_rl.engines.protocol import Completion, EngineError, Sampling
-from trace_rl.environments.retrieval import Bm25Index
 from trace_rl.environments.search_qa import SearchQA
 from trace_rl.evaluation import evaluate
 from trace_rl.phases import Phases
 from trace_rl.ranks import Ranks
+from trace_rl.retrieval.bm25 import Bm25Index
 from trace_rl.rollout.collector import Collector, Limits
 from trace_rl.rollout.transcript import Transcript
 from trace_rl.tasks.task import Passage, Task

@@ -1,4 +1,4 @@
-"""What a rollout acts in: the protocol of environments, search question answering, retrieval, scoring."""
+"""What a rollout acts in: the protocol of environments, search question answering, scoring."""
 
 from .protocol import Environment, Message, StepResult
 

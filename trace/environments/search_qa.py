@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from trace_rl.retrieval.protocol import RetrievalError, SearchIndex
 from trace_rl.tasks.task import Passage, Task
 
 from .actions import parse_action
 from .protocol import Message, StepResult
-from .retrieval import RetrievalError, SearchIndex
 from .scoring import reward_function
 
 DEFAULT_INSTRUCTIONS = (

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trace_rl.environments.actions import parse_action
-from trace_rl.environments.retrieval import Bm25Index
 from trace_rl.environments.search_qa import SearchQA, neutralize
+from trace_rl.retrieval.bm25 import Bm25Index
 from trace_rl.tasks.task import Passage, Task
 
 TASK = Task("t", "Who?", ("Marla",), "test")

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from trace_rl.environments.actions import parse_action
 from trace_rl.environments.protocol import Environment, StepResult
-from trace_rl.environments.retrieval import Bm25Index, RetrievalError
 from trace_rl.environments.search_qa import DEFAULT_NOTICES, SHORT_NOTICES, SearchQA
+from trace_rl.retrieval.bm25 import Bm25Index
+from trace_rl.retrieval.protocol import RetrievalError
 from trace_rl.tasks.task import Passage, Task
 from trace_rl.tasks.world import build_world
 from trace_rl.tasks.world_tokenizer import NOTICE_WORDS, world_tokenizer

@@ -1,34 +1,18 @@
-"""Passage search: the protocol environments need, a BM25 index over passages in memory, the corpus file."""
+"""BM25 over passages in memory."""
 
 from __future__ import annotations
 
-import json
 import re
 import unicodedata
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Protocol
 
 import bm25s
 import numpy as np
 
-from trace_rl.tasks.records import RecordError, read_records
 from trace_rl.tasks.task import Passage
 
 _WORD = re.compile(r"\w+")
 _MAX_QUERY_WORDS = 256
-
-
-class RetrievalError(RuntimeError):
-    """A search that could not be carried out (for remote indexes); the environment reports it and goes on."""
-
-
-class SearchIndex(Protocol):
-    """Anything that finds passages; shared by all rollouts, so it must be thread-safe."""
-
-    def search(self, query: str, k: int) -> list[Passage]:
-        """At most ``k`` passages, best first. Raises RetrievalError if the search failed."""
-        ...
 
 
 def _words(text: str) -> list[str]:
@@ -86,29 +70,3 @@ class Bm25Index:
             candidates = np.flatnonzero(scores > 0)
         order = np.argsort(-scores[candidates], kind="stable")[:k]
         return [self.passages[i] for i in candidates[order]]
-
-
-def load_corpus_jsonl(path: str | Path) -> list[Passage]:
-    """Reads ``{"id", "contents"}`` lines, where contents is the title, quoted or not, a newline, the text.
-
-    Raises FileNotFoundError, or RecordError naming line and field for a malformed or repeated record:
-    a corpus with holes would silently change what searches find.
-    """
-    passages: list[Passage] = []
-    seen: set[str] = set()
-    for record in read_records(path):
-        if isinstance(record, RecordError):
-            raise record
-        raw_id = record.data.get("id")
-        # Some published corpora number their passages.
-        passage_id = str(raw_id) if type(raw_id) is int else record.text("id")
-        if passage_id in seen:
-            raise record.error("id", f"{json.dumps(passage_id)} occurs twice")
-        seen.add(passage_id)
-        title, newline, text = record.text("contents").partition("\n")
-        if not newline:
-            raise record.error("contents", "no newline between title and text")
-        if len(title) >= 2 and title[0] == title[-1] == '"':
-            title = title[1:-1]
-        passages.append(Passage(passage_id, title.strip(), text.strip()))
-    return passages

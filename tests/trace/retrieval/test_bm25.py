@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trace_rl.environments.retrieval import Bm25Index, load_corpus_jsonl
+from trace_rl.retrieval.bm25 import Bm25Index
+from trace_rl.retrieval.corpus import load_corpus_jsonl
 from trace_rl.tasks.records import RecordError
 from trace_rl.tasks.task import Passage
 from trace_rl.tasks.world import build_world

@@ -1,0 +1,1 @@
+"""Passage search: the protocol, an index in memory, one on disk, a server and its client."""
