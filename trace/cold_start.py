@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from .config.environments import SearchConfig
 from .config.schema import ColdStartConfig, Config, OptimizerConfig
 from .environments.protocol import Environment
 from .phases import Phases
@@ -21,7 +22,8 @@ from .policy.zero3 import Zero3Policy
 from .ranks import Ranks
 from .rollout.transcript import Transcript
 from .rollout.tree import Node, RolloutTree
-from .sources import Source
+from .sources.search import new_tokenizer
+from .sources.source import Source
 from .tasks.order import TaskOrder
 from .tasks.task import Task
 
@@ -35,12 +37,13 @@ def cold_start(config: Config, source: Source, ranks: Ranks, device: torch.devic
     assert settings is not None
     assert world is not None
     start = config.run_dir / "cold_start_init"
-    tokenizer = source.tokenizer(config)
+    assert isinstance(config.environment, SearchConfig)
+    tokenizer = new_tokenizer(world, config.environment)
     ranks.from_main(
         lambda: new_policy(settings, tokenizer, config.sampling.context_tokens, start, config.seed)
     )
     transcript = Transcript(tokenizer, config.model.observations)
-    make_environment = source.environments(config, transcript.count)
+    make_environment = source.environments(transcript.count)
     rng = np.random.default_rng(config.seed)
     traces = []
     for task in source.train[: settings.traces]:

@@ -23,6 +23,7 @@ class Ledger:
     continuation_cached_tokens: int = 0
     tool_calls: int = 0
     tool_failures: int = 0
+    tool_errors: int = 0  # rollouts that a tool's failure ended
     oversized_tool_results: int = 0
     generation_limit: int = 0  # turns cut at sampling.turn_tokens
     context_limit: int = 0  # rollouts ended by sampling.context_tokens
@@ -58,6 +59,7 @@ def count(trees: Sequence[RolloutTree]) -> Ledger:
         continuation_cached_tokens=sum(node.cached_tokens for node in branched),
         tool_calls=sum(node.tool_calls for node in turns),
         tool_failures=sum(node.tool_failures for node in turns),
+        tool_errors=sum(bool(node.error) for node in leaves),
         oversized_tool_results=sum(node.oversized_results for node in turns),
         generation_limit=sum(node.truncation == "generation_limit" for node in turns),
         context_limit=sum(node.truncation == "context_limit" for node in turns),

@@ -20,6 +20,7 @@ from .sampling import (
     sample_continuations,
     score_anchors,
     score_roots,
+    sound_trees,
 )
 from .state import Run
 
@@ -44,7 +45,7 @@ def trace_step(run: Run, step: int) -> StepReport:
     spent = ledger.count(trees)
     disagreement = compare_with_engine(run, spent, counters)
 
-    forest = Forest.of(trees)
+    forest = Forest.of(sound_trees(trees, step))
     old_logprobs, features, scored = score_trees(run, forest)
     agreement = compare_with_sampler(run, forest, old_logprobs, step)
     predictor = update_predictor(run, forest, features)

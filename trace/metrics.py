@@ -10,8 +10,12 @@ from .rollout.tree import RolloutTree
 
 
 def rollout_metrics(trees: Sequence[RolloutTree]) -> dict[str, float]:
-    """Rewards, contrast, lengths and behaviour of one step's trees. Observation tokens never count."""
-    rewards = [np.array(tree.rewards()) for tree in trees]
+    """Rewards, contrast, lengths and behaviour of one step's trees. Observation tokens never count.
+
+    Rollouts that a tool's failure ended have no reward: they are counted in `tools/error_rate` and wherever
+    behaviour, not reward, is meant.
+    """
+    rewards = [np.array(rewards) for tree in trees if (rewards := tree.rewards())]
     everything = np.concatenate(rewards)
     turns = [node for tree in trees for node in tree.nodes[1:]]
     lengths = [
@@ -19,7 +23,7 @@ def rollout_metrics(trees: Sequence[RolloutTree]) -> dict[str, float]:
     ]
     ends = [tree.nodes[leaf] for tree in trees for leaf in tree.leaves()]
     calls = sum(node.tool_calls for node in turns)
-    mixed = float(np.mean([tree.is_mixed() for tree in trees]))
+    mixed = float(np.mean([len(set(r)) > 1 for r in rewards]))
     bare = [tree.bare_rewards() for tree in trees]
     return {
         "reward": float(everything.mean()),
@@ -36,6 +40,7 @@ def rollout_metrics(trees: Sequence[RolloutTree]) -> dict[str, float]:
         "invalid_action_rate": float(np.mean([node.outcome == "invalid" for node in turns])),
         "tools/call_frequency": calls / len(ends),
         "tools/failure_frequency": sum(node.tool_failures for node in turns) / max(1, calls),
+        "tools/error_rate": float(np.mean([bool(node.error) for node in ends])),
         "prompts": float(len(trees)),
     }
 

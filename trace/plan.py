@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
-from .config.schema import Config, EnvironmentConfig, SamplingConfig
+from .config.environments import EnvironmentConfig
+from .config.schema import Config, SamplingConfig
 from .memory import GIB, Memory, estimate_memory
 from .shapes import Shape, read_shape
 
@@ -139,7 +140,7 @@ def _world(config: Config) -> tuple[int, str]:
 
 def expected_rollout(environment: EnvironmentConfig, sampling: SamplingConfig) -> tuple[int, int]:
     """Expected tokens of a prompt and of a whole rollout (prompt included)."""
-    searches = environment.max_searches * FILL
+    searches = environment.tool_turns * FILL
     prompt = min(PROMPT_TOKENS, ceil(sampling.context_tokens * PROMPT_SHARE))
     turns = (searches + 1) * FILL * sampling.turn_tokens
     observations = searches * FILL * environment.max_observation_tokens
@@ -149,7 +150,7 @@ def expected_rollout(environment: EnvironmentConfig, sampling: SamplingConfig) -
 def _notes(plan: Plan) -> Iterable[str]:
     e, s = plan.config.environment, plan.config.sampling
     prompt, _ = expected_rollout(e, s)
-    longest = prompt + (e.max_searches + 1) * s.turn_tokens + e.max_searches * e.max_observation_tokens
+    longest = prompt + (e.tool_turns + 1) * s.turn_tokens + e.tool_turns * e.max_observation_tokens
     if longest > s.context_tokens:
         yield (
             f"a rollout that fills every turn has about {longest:,} tokens and ends at "

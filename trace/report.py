@@ -103,9 +103,11 @@ class Reporter:
 
     def evaluated(self, name: str, step: int, figures: dict[str, float]) -> None:
         """Record an evaluation."""
+        rest = {"answer_rate", "turns", "questions"}
+        shown = ", ".join(f"{key.replace('_', ' ')} {v:.3f}" for key, v in figures.items() if key not in rest)
         self.say(
-            f"evaluation {name}: exact match {figures['exact_match']:.3f}, F1 {figures['f1']:.3f}, answered "
-            f"{figures['answer_rate']:.2f} of {figures['questions']:.0f} held-out questions"
+            f"evaluation {name}: {shown}, answered {figures['answer_rate']:.2f} of "
+            f"{figures['questions']:.0f} held-out questions"
         )
         path = self.run_dir / "evaluations.json"
         record = json.loads(path.read_text()) if path.is_file() else {}

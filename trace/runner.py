@@ -9,15 +9,14 @@ import time
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
 
 from .allocation.predictor import SuccessPredictor
 from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from .cold_start import cold_start
 from .config.load import ConfigError
 from .config.schema import Config
-from .engines.protocol import Engine, EngineError
-from .evaluation import evaluate
+from .engines.protocol import EngineError
+from .evaluation.held_out import evaluate
 from .learning import sync
 from .loop import trace_step
 from .phases import Phases, Silent
@@ -27,9 +26,12 @@ from .policy.zero3 import Zero3Policy
 from .ranks import RankError, Ranks, connect
 from .report import Reporter, read_metrics
 from .rollout.collector import Collector, Limits
-from .rollout.transcript import TemplateError, Transcript
+from .rollout.transcript import TemplateError
 from .run_directory import prepare
-from .sources import Source, load_source
+from .sampler import load_transcript, make_engine, this_device, wait_ready
+from .sampling import ToolOutageError
+from .sources.load import load_source
+from .sources.source import Source
 from .state import Run
 from .tasks.order import TaskOrder
 from .tasks.records import RecordError
@@ -44,13 +46,14 @@ USER_ERRORS = (
     RecordError,
     SyncError,
     TemplateError,
+    ToolOutageError,
 )
 
 
 def run(config: Config, *, resume: bool = False) -> None:
     """Train as `config` says. Every rank calls this."""
     begun = time.perf_counter()
-    device = _device()
+    device = this_device()
     ranks = connect(device)
     if device.type == "cpu":
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks.world))
@@ -68,7 +71,12 @@ def _run(
 ) -> None:
     say = reporter.say if reporter else lambda text: None
     phases = Phases(reporter or Silent())
-    source = load_source(config)
+    try:
+        source = load_source(config.task, config.environment)
+    except RecordError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"task: {error}") from error
     if source.skipped:
         say(f"{len(source.skipped)} malformed records skipped, first: {source.skipped[0]}")
     check_source(config, source)
@@ -78,25 +86,26 @@ def _run(
     startup = phases.take()
 
     check_model_directory(config.model.path)
-    tokenizer = AutoTokenizer.from_pretrained(config.model.path, local_files_only=True)
-    transcript = Transcript(tokenizer, config.model.observations)
+    transcript = load_transcript(config.model)
     try:
-        make_environment = source.environments(config, transcript.count)
+        make_environment = source.environments(transcript.count)
         make_environment()
     except ValueError as error:
         raise ConfigError(f"environment: {error}") from error
-    engine = make_engine(config, ranks, device)
+    engine = make_engine(
+        config.model, config.engine, config.sampling.context_tokens, config.run_dir, ranks, device
+    )
     try:
         with phases("start"):
             if device.type == "cuda":
                 # vLLM sizes its cache by what is free while it starts: the trainer must not allocate meanwhile.
-                ranks.attempt(lambda: _wait_ready(engine))
+                ranks.attempt(lambda: wait_ready(engine))
                 if config.engine.sleep:
                     ranks.attempt(engine.sleep)
             policy = _policy(config, ranks, device, trainable=True)
             reference = _policy(config, ranks, device, trainable=False) if config.loss.kl else None
             if device.type == "cpu":
-                ranks.attempt(lambda: _wait_ready(engine))
+                ranks.attempt(lambda: wait_ready(engine))
         current = Run(
             config=config,
             ranks=ranks,
@@ -109,7 +118,7 @@ def _run(
                 Limits(
                     config.sampling.temperature, config.sampling.turn_tokens, config.sampling.context_tokens
                 ),
-                phases.watcher.advance,
+                lambda *_: phases.watcher.advance(),
             ),
             engine=engine,
             policy=policy,
@@ -177,6 +186,8 @@ def summary(run: Run, around: dict[str, float], wall_s: float, resumed_from_step
         phases = _added(phases, times)
     totals = run.totals
     return {
+        "reward_before": evaluations.get("before", {}).get("reward"),
+        "reward_after": evaluations.get("after", {}).get("reward"),
         "exact_match_before": evaluations.get("before", {}).get("exact_match"),
         "exact_match_after": evaluations.get("after", {}).get("exact_match"),
         "effective_ratio_mean": sum(r["effective_ratio"] for r in rows) / max(1, len(rows)),
@@ -225,34 +236,6 @@ def check_source(config: Config, source: Source) -> None:
         )
 
 
-def make_engine(config: Config, ranks: Ranks, device: torch.device) -> Engine:
-    """This rank's engine; vLLM goes on starting while the trainer loads its own model."""
-    e, s = config.engine, config.sampling
-    if e.kind == "transformers":
-        from .engines.transformers_engine import TransformersEngine
-        from .policy.module import DTYPES
-
-        return TransformersEngine(
-            config.model.path, dtype=DTYPES[config.model.dtype], device=str(device), max_batch=e.max_sequences
-        )
-    from .engines.vllm_engine import VllmEngine, vllm_options
-
-    return VllmEngine(
-        config.model.path,
-        options=vllm_options(config.model.dtype, e, s.context_tokens, on_gpu=device.type == "cuda"),
-        log_path=config.run_dir / f"engine_rank{ranks.rank}.log",
-        kv_cache_gib=e.kv_cache_gib,
-        threads=e.threads or max(1, (os.cpu_count() or 1) // ranks.world),
-        gpu=ranks.local_rank if device.type == "cuda" else None,
-    )
-
-
-def _wait_ready(engine: Engine) -> None:
-    wait = getattr(engine, "wait_ready", None)
-    if wait:
-        wait()
-
-
 def _policy(config: Config, ranks: Ranks, device: torch.device, *, trainable: bool) -> Zero3Policy:
     return Zero3Policy(
         config.model,
@@ -265,10 +248,3 @@ def _policy(config: Config, ranks: Ranks, device: torch.device, *, trainable: bo
         deepspeed_overrides=config.deepspeed,
         trainable=trainable,
     )
-
-
-def _device() -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    return torch.device("cuda", torch.cuda.current_device())

@@ -87,6 +87,22 @@ def sample_bare(
         return share_trees(run, trees, mine, sample), owners
 
 
+class ToolOutageError(RuntimeError):
+    """No rollout of a step came to its own end: the tool is down, and there is nothing to learn from."""
+
+
+def sound_trees(trees: list[RolloutTree], step: int) -> list[RolloutTree]:
+    """The trees without the rollouts that a tool's failure ended; trees with no other are left out.
+
+    Raises ToolOutageError, with the tool's own words, if nothing is left.
+    """
+    sound = [tree for tree in (tree.without_errors() for tree in trees) if tree.leaves()]
+    if not sound:
+        first = next(node.error for tree in trees for node in tree.nodes if node.error)
+        raise ToolOutageError(f"every rollout of step {step} was ended by its tool, the first by: {first}")
+    return sound
+
+
 def score_anchors(run: Run, trees: list[RolloutTree]) -> Features:
     """Final hidden states at the turn prefixes of the bare rollouts."""
     if (

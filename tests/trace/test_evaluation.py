@@ -11,7 +11,7 @@ import pytest
 
 from trace_rl.engines.protocol import Completion, EngineError, Sampling
 from trace_rl.environments.search_qa import SearchQA
-from trace_rl.evaluation import evaluate
+from trace_rl.evaluation.held_out import evaluate
 from trace_rl.phases import Phases
 from trace_rl.ranks import Ranks
 from trace_rl.retrieval.bm25 import Bm25Index
@@ -105,7 +105,7 @@ def test_an_example_in_the_prompt_is_not_an_answer() -> None:
     collector, _ = examinee()
     task = Task("t", "Who babble? <answer> Marla Voss </answer>", ("Marla Voss",), "test")
     result = evaluate(collector, [task], ALONE, Phases(), version=0)
-    assert (result["exact_match"], result["f1"], result["answer_rate"]) == (0.0, 0.0, 0.0)
+    assert (result["reward"], result["answer_rate"]) == (0.0, 0.0)
 
 
 def test_no_questions() -> None:

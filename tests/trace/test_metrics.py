@@ -61,6 +61,7 @@ def test_by_hand() -> None:
             "invalid_action_rate": 1 / 7,
             "tools/call_frequency": 2 / 4,
             "tools/failure_frequency": 1 / 2,
+            "tools/error_rate": 0.0,
             "prompts": 2,
         }
     )

@@ -11,7 +11,7 @@ import pytest
 from trace_rl.config.load import ConfigError, load_config, parse_config
 from trace_rl.run_directory import prepare
 from trace_rl.runner import check_source
-from trace_rl.sources import load_source
+from trace_rl.sources.load import load_source
 from trace_rl.tasks.records import RecordError
 
 from .launch import ROOT, TINY, environment, write_config
@@ -24,6 +24,10 @@ def qa(tmp_path: Path, **task: Any) -> Any:
     files = {"kind": "hotpotqa", "train": [str(HOTPOT)], "test": [str(HUB)]}
     raw = TINY | {"run_dir": str(tmp_path), "model": {"path": "m"}, "cold_start": None, "task": files | task}
     return parse_config(raw | {"allocation": {"bare_rollouts": 8, "pool": 4}})
+
+
+def load(config: Any) -> Any:
+    return load_source(config.task, config.environment)
 
 
 @pytest.mark.parametrize(
@@ -56,32 +60,32 @@ def test_a_bad_config_exits_with_2_and_names_the_key(
 
 def test_missing_records(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"nowhere\.json"):
-        load_source(qa(tmp_path, train=[str(tmp_path / "nowhere.json")]))
+        load(qa(tmp_path, train=[str(tmp_path / "nowhere.json")]))
 
 
 def test_empty_records(tmp_path: Path) -> None:
     (tmp_path / "empty.json").write_text("[]")
     with pytest.raises(RecordError, match=r"empty\.json"):
-        load_source(qa(tmp_path, train=[str(tmp_path / "empty.json")]))
+        load(qa(tmp_path, train=[str(tmp_path / "empty.json")]))
 
 
 def test_a_malformed_record_is_skipped_and_named_or_fatal(tmp_path: Path) -> None:
     records = json.loads(HOTPOT.read_text())
     del records[1]["answer"]
     (tmp_path / "bad.json").write_text(json.dumps(records))
-    source = load_source(qa(tmp_path, train=[str(tmp_path / "bad.json")]))
+    source = load(qa(tmp_path, train=[str(tmp_path / "bad.json")]))
     assert len(source.train) == len(records) - 1
     (message,) = source.skipped
     assert "bad.json" in message
     assert "answer" in message
     with pytest.raises(RecordError, match="answer"):
-        load_source(qa(tmp_path, train=[str(tmp_path / "bad.json")], on_malformed="fail"))
+        load(qa(tmp_path, train=[str(tmp_path / "bad.json")], on_malformed="fail"))
 
 
 def test_a_pool_larger_than_the_data(tmp_path: Path) -> None:
     config = qa(tmp_path, limit=2)
     with pytest.raises(ConfigError, match=r"allocation\.pool: 4 prompts per step, but there are only 2"):
-        check_source(config, load_source(config))
+        check_source(config, load(config))
 
 
 def test_a_resume_under_another_config_is_refused(tmp_path: Path) -> None:
@@ -106,7 +110,7 @@ def test_fewer_steps_than_done(tmp_path: Path) -> None:
 
 
 def test_a_question_is_never_both_trained_on_and_tested(tmp_path: Path) -> None:
-    source = load_source(qa(tmp_path, train=[str(HOTPOT), str(HOTPOT)], test=[str(HOTPOT), str(HUB)]))
+    source = load(qa(tmp_path, train=[str(HOTPOT), str(HOTPOT)], test=[str(HOTPOT), str(HUB)]))
     ids = [task.id for task in (*source.train, *source.test)]
     assert len(source.train) == 5
     assert len(ids) == len(set(ids)) == 10

@@ -5,16 +5,15 @@ Imports nothing heavy: a mistake in a run's configuration shows at once, before 
 
 from __future__ import annotations
 
-import difflib
 import re
-import reprlib
 from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from .explain import explain
 from .schema import Config
 
 # What the trainer computes itself: setting it in the `deepspeed` section could only contradict it.
@@ -65,7 +64,7 @@ def parse_config(raw: dict[str, Any]) -> Config:
     try:
         config = Config.model_validate({key: value for key, value in raw.items() if value is not None})
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
+        raise ConfigError("\n".join(explain(Config, item) for item in error.errors())) from None
     problems = _deepspeed_problems(config.deepspeed)
     if problems:
         raise ConfigError("\n".join(problems))
@@ -142,67 +141,3 @@ def _deepspeed_problems(section: dict[str, Any]) -> list[str]:
             "backward passes for one step"
         )
     return problems
-
-
-def _explain(error: Any) -> str:
-    """One validation error of pydantic as `key: what is wrong; what would do`."""
-    path = _path(error["loc"])
-    where, given = ".".join(path), reprlib.repr(error["input"])
-    context = error.get("ctx", {})
-    kind = error["type"]
-    if kind == "extra_forbidden":
-        return f"{where}: unknown key; {_nearest(path[-1], _known_keys(error['loc'][:-1]), path[:-1])}"
-    if kind == "invalid_key":
-        return f"{where}: keys must be text, quote this one"
-    if kind == "missing":
-        return f"{where}: required, and missing"
-    if kind == "union_tag_not_found":
-        return f"{where}.kind: required, and missing; one of {', '.join(_kinds(where))}"
-    if kind == "union_tag_invalid":
-        return f"{where}.kind: got {context['tag']!r}; {_nearest(context['tag'], _kinds(where))}"
-    if kind == "literal_error":
-        names = re.findall(r"'([^']*)'", context["expected"])
-        return f"{where}: got {given}; {_nearest(error['input'], names)}"
-    if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"{where}: got {given}; expected keys with values below it"
-    message = error["msg"].removeprefix("Value error, ")
-    if kind == "value_error":
-        return f"{where}: {message}" if where else message
-    return f"{where}: got {given}; {message[0].lower()}{message[1:]}"
-
-
-def _nearest(given: Any, valid: Sequence[str], section: Sequence[str] = ()) -> str:
-    """The valid name that was probably meant, or all of them."""
-    for name in difflib.get_close_matches(str(given), valid, n=1):
-        return f"did you mean {'.'.join([*section, name])}?"
-    return f"one of {', '.join(valid)}"
-
-
-def _path(location: Sequence[Any]) -> list[str]:
-    """Pydantic's location without the tag it inserts below a section that has several kinds."""
-    tagged = len(location) > 1 and location[1] in _kinds(location[0])
-    return [str(part) for part in (*location[:1], *location[2 if tagged else 1 :])]
-
-
-def _kinds(section: Any) -> list[str]:
-    """The values of `kind` that a section can have; empty for a section of one kind."""
-    field = Config.model_fields.get(str(section))
-    if field is None or field.discriminator is None:
-        return []
-    return [get_args(model.model_fields["kind"].annotation)[0] for model in _models(field.annotation)]
-
-
-def _known_keys(location: Sequence[Any]) -> list[str]:
-    """Keys of the section at pydantic's `location`."""
-    if not location:
-        return sorted(Config.model_fields)
-    models = _models(Config.model_fields[location[0]].annotation)
-    if len(location) > 1:
-        models = models[_kinds(location[0]).index(location[1]) :]
-    return sorted(models[0].model_fields)
-
-
-def _models(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for inner in get_args(annotation) for model in _models(inner)]

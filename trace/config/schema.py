@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -16,14 +14,9 @@ from pydantic import (
     model_validator,
 )
 
-Probability = Annotated[float, Field(ge=0.0, le=1.0)]
-DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]
-
-
-class Section(BaseModel):
-    """Base of all sections: unknown keys, NaN and infinity are errors, values do not change after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+from .environments import EnvironmentConfig, with_environment_kind
+from .section import DecayRate, Probability, Section
+from .tasks import TaskConfig, WorldTask
 
 
 class ModelConfig(Section):
@@ -39,70 +32,11 @@ class ModelConfig(Section):
     attention: Literal["auto", "triton", "segments", "flash"] = "auto"
     """Backend of the tree attention: `triton` is the kernel (GPU), `segments` is exact on any device, `flash` is
     FlashAttention over gathered paths (GPU, bfloat16, needs flash-attn); `auto` takes triton where it can."""
+    chat_template: Path | None = None
+    """Jinja file that replaces the chat template, for instance an append-only one (configs/templates)."""
     observations: Literal["raw", "chat"] = "raw"
     """How observations join the history: as `raw` text inside one assistant turn (Search-R1), or as a `chat`
     message through the model's template, which must then be append-only."""
-
-
-class WorldTask(Section):
-    """The synthetic multi-hop world."""
-
-    kind: Literal["world"]
-    """Selects the synthetic world."""
-    seed: int = 0
-    """Seed of the world's facts and questions."""
-    entities: PositiveInt = 120
-    """Number of people, places and works together."""
-    min_hops: Annotated[int, Field(ge=1, le=4)] = 2
-    """Fewest facts a question needs."""
-    max_hops: Annotated[int, Field(ge=1, le=4)] = 3
-    """Most facts a question needs."""
-    train_questions: PositiveInt = 2000
-    """Training questions, drawn from all that the facts allow."""
-    test_questions: PositiveInt = 200
-    """Held-out questions, none of them among the training questions."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> WorldTask:
-        if self.min_hops > self.max_hops:
-            raise ValueError(f"min_hops={self.min_hops} exceeds max_hops={self.max_hops}")
-        return self
-
-
-class QaTask(Section):
-    """Multi-hop questions from files in their official layout."""
-
-    kind: Literal["hotpotqa"]
-    """Record layout of the files."""
-    train: list[Path] = Field(min_length=1)
-    """Files with training records (JSON or JSONL)."""
-    test: list[Path] = Field(min_length=1)
-    """Files with held-out records, for evaluation only."""
-    corpus: Path | None = None
-    """JSONL of `{"id", "contents"}` to search; by default the records' own paragraphs."""
-    on_malformed: Literal["skip", "fail"] = "skip"
-    """A record that cannot be read is skipped and counted, or ends the run."""
-    limit: PositiveInt | None = None
-    """Use only the first so many records of each split."""
-
-
-TaskConfig = Annotated[WorldTask | QaTask, Field(discriminator="kind")]
-
-
-class EnvironmentConfig(Section):
-    max_searches: PositiveInt = 4
-    """Searches allowed before the last turn, in which only an answer counts."""
-    top_k: PositiveInt = 3
-    """Documents a search returns."""
-    max_observation_tokens: PositiveInt = 500
-    """Documents are dropped whole until the observation fits; tokens."""
-    reward: Literal["em_or_f1", "exact_match"] = "em_or_f1"
-    """Success is an exact match or a token F1 of at least `f1_threshold`, or an exact match alone."""
-    f1_threshold: Annotated[float, Field(gt=0.0, le=1.0)] = 0.3
-    """Token F1 that counts as success."""
-    instructions: str | None = None
-    """Text before the question, in the same user message, that explains the tags; null takes the built-in one,
-    empty leaves it out."""
 
 
 class SamplingConfig(Section):
@@ -313,8 +247,8 @@ class Config(Section):
     """The policy."""
     task: TaskConfig
     """Where questions come from; `kind` selects the section's keys."""
-    environment: EnvironmentConfig = EnvironmentConfig()
-    """Rules and reward of a rollout."""
+    environment: EnvironmentConfig
+    """Rules and reward of a rollout; its keys follow from `task.kind`."""
     sampling: SamplingConfig = SamplingConfig()
     """How and how far rollouts are sampled."""
     engine: EngineConfig = EngineConfig()
@@ -337,17 +271,17 @@ class Config(Section):
     """Steps between checkpoints; 0 writes none but the final policy."""
     keep_checkpoints: PositiveInt = 2
     """Newest checkpoints to keep."""
-    deepspeed: dict[str, Any] = {}
+    deepspeed: dict[str, Any] = Field(default={})
     """Passed through to DeepSpeed's own config, over the trainer's ZeRO-3 defaults."""
 
     @model_validator(mode="before")
     @classmethod
-    def _own_first_policy(cls, raw: Any) -> Any:
+    def _fill_in(cls, raw: Any) -> Any:
         if isinstance(raw, dict) and raw.get("cold_start") and "run_dir" in raw:
             model = raw.get("model") or {}
             if isinstance(model, dict) and "path" not in model:
-                return raw | {"model": model | {"path": str(Path(str(raw["run_dir"])) / "cold_start")}}
-        return raw
+                raw = raw | {"model": model | {"path": str(Path(str(raw["run_dir"])) / "cold_start")}}
+        return with_environment_kind(raw)
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:

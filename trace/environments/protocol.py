@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from trace_rl.tasks.task import Task
@@ -19,11 +19,16 @@ class StepResult:
         observation: text to append after the action; ``""`` when ``done``.
         done: the episode is over.
         reward: 0.0 or 1.0, set exactly when ``done``.
-        outcome: ``"search"``, ``"answer"``, ``"invalid"`` (malformed action) or ``"no_answer"`` (the last
-            turn did something well-formed other than answering).
+        outcome: one word for the turn. Metrics know ``"answer"`` (the policy ended the episode itself),
+            ``"invalid"`` (malformed action), ``"no_answer"`` (the last turn did something well-formed other
+            than answering) and ``"tool_error"``; other words (``"search"``, ``"python"``) are free.
         tool_calls: tool calls made by this action.
         tool_failed: the tool was called and raised.
         oversized: the tool's result was replaced by a notice because no part of it fitted.
+        answer: what was scored, when ``done``; ``""`` if there was nothing to score.
+        scores: named figures of the finished episode, each in [0, 1]; evaluations average them.
+        error: why a tool, not the policy, ended the episode; with it go ``done``, reward 0 and the outcome
+            ``"tool_error"``. Such a rollout teaches nothing: its loss has weight 0.
     """
 
     observation: str
@@ -33,12 +38,20 @@ class StepResult:
     tool_calls: int = 0
     tool_failed: bool = False
     oversized: bool = False
+    answer: str = ""
+    scores: dict[str, float] = field(default_factory=dict)
+    error: str = ""
 
     def __post_init__(self) -> None:
         if self.done != (self.reward is not None):
             raise ValueError(f"reward must be set exactly when done, got {self.reward} with done={self.done}")
         if self.done and self.observation:
             raise ValueError("a finished episode has no observation")
+        if bool(self.error) != (self.outcome == "tool_error") or (self.error and not self.done):
+            raise ValueError(
+                f"an error ends the episode with the outcome 'tool_error', got {self.outcome!r} with "
+                f"done={self.done} and the error {self.error!r}"
+            )
 
 
 class Environment(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,8 +10,9 @@ from trace_rl.retrieval.protocol import RetrievalError, SearchIndex
 from trace_rl.tasks.task import Passage, Task
 
 from .actions import parse_action
+from .neutralize import neutralize
 from .protocol import Message, StepResult
-from .scoring import reward_function
+from .scoring import exact_match, reward_function, token_f1
 
 DEFAULT_INSTRUCTIONS = (
     "Answer the question below. Whenever new information arrives, first reason about it between <think> "
@@ -31,7 +31,6 @@ class Notices:
     last_turn: str
     nothing_found: str
     oversized: str
-    failed: str
 
 
 DEFAULT_NOTICES = Notices(
@@ -40,34 +39,15 @@ DEFAULT_NOTICES = Notices(
     last_turn="No searches are left. Give your answer now between <answer> and </answer>.",
     nothing_found="The search found nothing.",
     oversized="The search result was too long to show.",
-    failed="The search engine did not respond.",
 )
-SHORT_NOTICES = Notices("Invalid", "Answer now", "Nothing", "Oversized", "Failed")
-
-_SPACES = r"\s{0,8}"  # bounded, or a long run of blanks would take quadratic time
-_TAG_LIKE = re.compile(
-    rf"<(/?[^\s<>]{{1,40}})>|<{_SPACES}(/?{_SPACES}(?:think|search|information|answer)){_SPACES}>",
-    re.IGNORECASE,
-)
-
-
-def neutralize(text: str) -> str:
-    """Turns everything tag-like in retrieved text into round brackets: ``</answer>`` to ``(/answer)``.
-
-    That covers this environment's tags and the control tokens of chat templates (``<|im_end|>``, ``</s>``),
-    so a document can neither look like an action nor end the turn it is quoted in.
-    """
-    replaced = 1
-    while replaced:  # "<<a>>" becomes tag-free only in the second round
-        text, replaced = _TAG_LIKE.subn(lambda match: f"({match[1] or match[2]})", text)
-    return text
+SHORT_NOTICES = Notices("Invalid", "Answer now", "Nothing", "Oversized")
 
 
 class SearchQA:
     """Environment for one question: up to ``max_searches`` turns with search on, then one with search off.
 
     A turn that is no valid action also uses up one of these turns. The answer is scored from the action it
-    stands in, never from prompt or documents.
+    stands in, never from prompt or documents. A search that cannot be carried out ends the episode.
 
     Args:
         index: shared, thread-safe.
@@ -122,7 +102,7 @@ class SearchQA:
         n = self._notices
         needed = max(
             self._count_tokens(self._observation([text], last=True))
-            for text in (n.invalid, n.nothing_found, n.oversized, n.failed)
+            for text in (n.invalid, n.nothing_found, n.oversized)
         )
         if needed > self._limit:
             raise ValueError(f"max_observation_tokens = {self._limit}, but the notices alone need {needed}")
@@ -146,7 +126,7 @@ class SearchQA:
         kind, content = parse_action(action)
         if kind == "answer":
             self._done = True
-            return StepResult("", True, self._score(content, self._task.answers), "answer")
+            return self._answer(content, self._task.answers)
         if last:
             self._done = True
             return StepResult("", True, 0.0, "invalid" if kind == "invalid" else "no_answer")
@@ -155,6 +135,11 @@ class SearchQA:
             return self._search(content)
         return StepResult(self._observation([self._notices.invalid], self._is_last()), False, None, "invalid")
 
+    def _answer(self, prediction: str, golds: tuple[str, ...]) -> StepResult:
+        scores = {"exact_match": exact_match(prediction, golds), "f1": token_f1(prediction, golds)}
+        reward = self._score(prediction, golds)
+        return StepResult("", True, reward, "answer", answer=prediction, scores=scores)
+
     def _is_last(self) -> bool:
         return self._turns == self._max_searches
 
@@ -162,9 +147,9 @@ class SearchQA:
         last = self._is_last()
         try:
             passages = self._index.search(query, self._top_k)
-        except RetrievalError:
-            text = self._observation([self._notices.failed], last)
-            return StepResult(text, False, None, "search", tool_calls=1, tool_failed=True)
+        except RetrievalError as error:
+            self._done = True
+            return StepResult("", True, 0.0, "tool_error", tool_calls=1, tool_failed=True, error=str(error))
         documents = [_document(i, p) for i, p in enumerate(passages, start=1)]
         if not documents:
             text = self._observation([self._notices.nothing_found], last)

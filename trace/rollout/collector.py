@@ -28,13 +28,17 @@ class Limits:
 
 @dataclass(frozen=True)
 class Collector:
-    """Samples rollouts from one engine. `on_rollout` is called once per finished rollout."""
+    """Samples rollouts from one engine.
+
+    `on_rollout(tree, number, nodes)` is called once per finished rollout, with its number at its anchor and
+    the turns it adds to the tree.
+    """
 
     engine: Engine
     transcript: Transcript
     make_environment: Callable[[], Environment]
     limits: Limits
-    on_rollout: Callable[[], None] = lambda: None
+    on_rollout: Callable[[RolloutTree, int, list[Node]], None] = lambda tree, number, nodes: None
 
     def plant(self, task: Task) -> RolloutTree:
         """A tree that holds only the prompt."""
@@ -50,7 +54,7 @@ class Collector:
     def bare(self, trees: list[RolloutTree], counts: list[int], seed: int, version: int) -> None:
         """Sample `counts[i]` rollouts from the root of `trees[i]`, to their ends, in place (stage 1)."""
         starts = [(tree, 0, k) for tree, n in zip(trees, counts, strict=True) for k in range(n)]
-        self._grow(starts, "bare", seed, version)
+        self.sample(starts, "bare", seed, version)
 
     def continuations(
         self, trees: list[RolloutTree], counts: list[dict[int, int]], seed: int, version: int
@@ -62,9 +66,12 @@ class Collector:
             for anchor, n in sorted(per_anchor.items())
             for k in range(n)
         ]
-        self._grow(starts, "continuation", seed, version)
+        self.sample(starts, "continuation", seed, version)
 
-    def _grow(self, starts: list[tuple[RolloutTree, int, int]], kind: Kind, seed: int, version: int) -> None:
+    def sample(self, starts: list[tuple[RolloutTree, int, int]], kind: Kind, seed: int, version: int) -> None:
+        """Sample the rollouts `(tree, anchor, number)` to their ends, in place. A rollout's sampling seed depends
+        on these three and `seed`, not on what is sampled beside it."""
+
         async def grow() -> list[list[Node]]:
             asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(TOOL_THREADS))
             return await _gather(self._rollout(t, a, k, kind, seed, version) for t, a, k in starts)
@@ -115,6 +122,7 @@ class Collector:
             node.tool_calls = result.tool_calls
             node.tool_failures = int(result.tool_failed)
             node.oversized_results = int(result.oversized)
+            node.answer, node.scores, node.error = result.answer, dict(result.scores), result.error
             if result.done:
                 _end(node, result.reward or 0.0, result.outcome, None)
                 break
@@ -127,7 +135,7 @@ class Collector:
             node.loss_mask += [0] * len(observation)
             node.logprobs += [0.0] * len(observation)
             node.state = environment.snapshot()
-        self.on_rollout()
+        self.on_rollout(tree, number, nodes)
         return nodes
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +37,9 @@ class Node:
     reward: float | None = None  # set exactly at leaves
     truncation: Truncation | None = None
     outcome: str = ""  # the environment's word for the turn: search, answer, invalid, ...
+    answer: str = ""  # at a leaf: what was scored
+    scores: dict[str, float] = field(default_factory=dict)  # at a leaf: the environment's figures
+    error: str = ""  # at a leaf: why a tool, not the policy, ended the rollout
     tool_calls: int = 0
     tool_failures: int = 0
     oversized_results: int = 0
@@ -85,21 +88,22 @@ class RolloutTree:
         return [token for i in self.path(index) for token in self.nodes[i].token_ids]
 
     def rewards(self) -> list[float]:
-        """Rewards of the leaves, in the order of `leaves()`."""
-        return [r for node in self.nodes if (r := node.reward) is not None]
+        """Rewards of the leaves that the policy, not a failing tool, brought to their end, in order."""
+        return [n.reward for n in self.nodes if n.reward is not None and not n.error]
 
     def bare_rewards(self) -> list[float]:
         """Rewards of the bare rollouts alone, which no look at an outcome has selected."""
-        return [n.reward for n in self.nodes if n.kind == "bare" and n.reward is not None]
+        return [n.reward for n in self.nodes if n.kind == "bare" and n.reward is not None and not n.error]
 
     def anchors(self) -> list[tuple[int, float]]:
         """Stage-2 candidates `(node, observed reward)`: the non-leaf turns of bare rollouts (section 3).
 
-        Before any continuation is sampled each such turn has one bare leaf below it.
+        Before any continuation is sampled each such turn has one bare leaf below it. Rollouts that a tool's
+        failure ended show no outcome to flip, and give none.
         """
         reward_below: dict[int, float] = {}
         for leaf in self.leaves():
-            if self.nodes[leaf].kind == "bare":
+            if self.nodes[leaf].kind == "bare" and not self.nodes[leaf].error:
                 for index in self.path(leaf)[1:-1]:
                     reward_below[index] = self.nodes[leaf].reward or 0.0
         return sorted(reward_below.items())
@@ -107,6 +111,17 @@ class RolloutTree:
     def is_mixed(self) -> bool:
         """Whether the tree holds both a success and a failure: what contrastive learning needs."""
         return len(set(self.rewards())) > 1
+
+    def without_errors(self) -> RolloutTree:
+        """The tree without the rollouts that a tool's failure ended, and the turns only they have."""
+        if not any(node.error for node in self.nodes):
+            return self
+        kept = sorted(
+            {0} | {i for leaf in self.leaves() if not self.nodes[leaf].error for i in self.path(leaf)}
+        )
+        place = {old: new for new, old in enumerate(kept)} | {-1: -1}
+        nodes = [replace(self.nodes[old], parent=place[self.nodes[old].parent]) for old in kept]
+        return RolloutTree(self.task, nodes)
 
     def check(self) -> None:
         """Raise ValueError when the tree breaks its invariants, naming the node."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -13,9 +13,10 @@ class Task:
     Attributes:
         id: unique within its source; the same file always gives the same ids.
         question: the bare question, no instructions.
-        answers: accepted gold answers, aliases included; at least one.
+        answers: accepted gold answers, aliases included; empty where the environment judges by other means.
         source: name of the reader or generator, e.g. ``"hotpotqa"``.
         titles: titles of the supporting passages, in order of use, without repetition; may be empty.
+        extra: what the environment needs beyond the question, as JSON-able data.
     """
 
     id: str
@@ -23,9 +24,10 @@ class Task:
     answers: tuple[str, ...]
     source: str
     titles: tuple[str, ...] = ()
+    extra: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> dict[str, Any]:
-        """A dictionary of strings and lists of strings, ready for ``json.dumps``."""
+        """A dictionary of plain data, ready for ``json.dumps``."""
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
     @classmethod
@@ -37,12 +39,16 @@ class Task:
         for name, value in (("answers", data.get("answers")), ("titles", data.get("titles", []))):
             if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
                 raise ValueError(f"task: field {name!r} must be a list of strings, got {value!r}")
+        extra = data.get("extra", {})
+        if not isinstance(extra, dict):
+            raise ValueError(f"task: field 'extra' must be an object, got {extra!r}")
         return cls(
             id=data["id"],
             question=data["question"],
             answers=tuple(data["answers"]),
             source=data["source"],
             titles=tuple(data.get("titles", ())),
+            extra=extra,
         )
 
 

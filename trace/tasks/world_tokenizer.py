@@ -19,7 +19,7 @@ TAGS = tuple(
 )
 """One token each, ordinary ones: decoding always keeps them."""
 
-NOTICE_WORDS = ("Invalid", "Answer", "now", "Nothing", "Oversized", "Failed")
+NOTICE_WORDS = ("Invalid", "Answer", "now", "Nothing", "Oversized")
 """What the search environment says in short mode; it cannot be imported here, a test compares the two."""
 
 # A document's heading is one token up to its title: short observations matter more to a tiny policy.

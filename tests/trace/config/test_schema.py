@@ -6,14 +6,21 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from trace_rl.config.environments import PythonConfig, SearchConfig
 from trace_rl.config.load import ConfigError, dump_config, load_config, parse_config
-from trace_rl.config.schema import AllocationConfig, Config, EnvironmentConfig, QaTask, Section, WorldTask
+from trace_rl.config.schema import AllocationConfig, Config
+from trace_rl.config.section import Section
+from trace_rl.config.tasks import BfclTask, MathTask, QaTask, WorldTask
 
 MINIMAL: dict[str, Any] = {"run_dir": "r", "steps": 1, "model": {"path": "m"}, "task": {"kind": "world"}}
 
 
 def sections() -> list[type[BaseModel]]:
-    return [*Section.__subclasses__()]
+    found, todo = [], Section.__subclasses__()
+    while todo:
+        found.append(todo.pop())
+        todo += found[-1].__subclasses__()
+    return found
 
 
 def refused(**changes: Any) -> str:
@@ -30,7 +37,7 @@ def test_every_key_says_what_it_does(section: type[BaseModel]) -> None:
 
 
 def test_all_sections_are_reachable_from_the_root() -> None:
-    assert {Config, WorldTask, QaTask} <= set(sections())
+    assert {Config, WorldTask, QaTask, MathTask, BfclTask, SearchConfig, PythonConfig} <= set(sections())
 
 
 def test_values_do_not_change_after_loading() -> None:
@@ -72,7 +79,7 @@ def test_pool_is_never_below_two() -> None:
         ({"allocation": {"max_per_prompt": 1}}, "allocation.max_per_prompt: got 1"),
         ({"allocation": {"exploration": 1.5}}, "allocation.exploration: got 1.5"),
         ({"task": {"kind": "world", "min_hops": 4}}, "task: min_hops=4 exceeds max_hops=3"),
-        ({"task": {"kind": "hotpotqa", "train": [], "test": ["a"]}}, "task.train: got []"),
+        ({"task": {"kind": "hotpotqa"}}, "task: give at least one file in `train` or `test`"),
         (
             {"task": {"kind": "hotpotqa", "train": ["a"], "test": ["b"]}, "cold_start": {}},
             "cold_start needs task.kind=world, got hotpotqa",
@@ -137,4 +144,4 @@ def test_options_that_are_read_survive_a_dump(section: dict[str, Any], tmp_path:
 
 
 def test_instructions_are_said_to_join_the_user_message() -> None:
-    assert "user message" in (EnvironmentConfig.model_fields["instructions"].description or "")
+    assert "user message" in (SearchConfig.model_fields["instructions"].description or "")

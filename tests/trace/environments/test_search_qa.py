@@ -55,7 +55,11 @@ def test_observation_format():
 
 @pytest.mark.parametrize(("action", "reward"), [(ANSWER, 1.0), (WRONG, 0.0), ("<answer>Dov</answer>", 1.0)])
 def test_answers(action, reward):
-    assert make().step(action) == StepResult("", True, reward, "answer")
+    result = make().step(action)
+    assert (result.observation, result.done, result.reward, result.outcome) == ("", True, reward, "answer")
+    assert result.answer == action.removeprefix("<answer>").removesuffix("</answer>").strip()
+    assert result.scores.keys() == {"exact_match", "f1"}
+    assert result.scores["f1"] >= result.scores["exact_match"]
 
 
 def test_exact_match_mode():
@@ -126,8 +130,8 @@ def test_failing_index():
             raise RetrievalError("down")
 
     result = make(Broken()).step(SEARCH)
-    assert (result.outcome, result.tool_failed, result.done) == ("search", True, False)
-    assert DEFAULT_NOTICES.failed in result.observation
+    assert (result.outcome, result.tool_failed, result.done) == ("tool_error", True, True)
+    assert (result.reward, result.observation, result.error) == (0.0, "", "down")
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_a_slow_branch_holds_up_nobody() -> None:
     c, _ = collector(reply)
     ended: list[int] = []
 
-    def on_rollout() -> None:
+    def on_rollout(*rollout: object) -> None:
         ended.append(1)
         if len(ended) == 3:
             others_ended.set()

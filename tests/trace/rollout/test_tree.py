@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trace_rl.rollout.tree import RolloutTree, read_trees
+from trace_rl.rollout.tree import Node, RolloutTree, read_trees
+from trace_rl.tasks.task import Task
 
 from ..trees import TASK, root, trees, turn
 
@@ -141,3 +142,31 @@ def test_read_trees_names_the_bad_line(tmp_path: Path) -> None:
     assert [next(reader), next(reader)] == [good, good]
     with pytest.raises(ValueError, match=r"trees\.jsonl, line 3: not a rollout tree"):
         next(reader)
+
+
+def test_rollouts_that_a_tool_ended_have_no_reward_and_go() -> None:
+    def bare(parent: int, depth: int, **fields: Any) -> Node:
+        return Node(parent, depth, "bare", [parent], [1], [-0.5], **fields)
+
+    prompt = Node(-1, 0, "root", [7], [0], [0.0])
+    failed = {"reward": 0.0, "outcome": "tool_error", "error": "the server is down"}
+    nodes = [
+        prompt,
+        bare(0, 1),
+        bare(1, 2, **failed),
+        bare(0, 1),
+        bare(3, 2, reward=1.0),
+        bare(3, 2, **failed),
+    ]
+    tree = RolloutTree(Task("t", "Who?", ("x",), "test"), nodes)
+    tree.check()
+    assert tree.leaves() == [2, 4, 5]
+    assert tree.rewards() == tree.bare_rewards() == [1.0]
+    assert tree.anchors() == [(3, 1.0)]
+    assert not tree.is_mixed()
+    sound = tree.without_errors()
+    sound.check()
+    assert [(n.parent, n.token_ids) for n in sound.nodes] == [(-1, [7]), (0, [0]), (1, [3])]
+    assert tree.nodes[4].parent == 3  # the tree itself is left as it was
+    assert sound.without_errors() is sound
+    assert RolloutTree.from_json(tree.to_json()) == tree

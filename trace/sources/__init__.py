@@ -1,0 +1,5 @@
+"""Tasks and environments of a run, from its config."""
+
+from .source import Source
+
+__all__ = ["Source"]

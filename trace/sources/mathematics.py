@@ -1,0 +1,39 @@
+"""Mathematical problems from files, solved with a Python tool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from trace_rl.config.environments import PythonConfig
+from trace_rl.config.tasks import MathTask
+from trace_rl.environments.math_check import MathChecker
+from trace_rl.environments.math_python import PythonMath
+from trace_rl.environments.protocol import Environment
+from trace_rl.sandbox.python_tool import Limits, PythonTool
+from trace_rl.tasks.math_sets import read_math
+
+from .files import read_splits
+from .source import CountTokens, Source
+
+
+def math_source(task: MathTask, e: PythonConfig) -> Source:
+    """Problems from files. All environments of a process share one sandbox and one answer checker."""
+    read = read_splits(task, read_math)
+
+    def environments(count_tokens: CountTokens) -> Callable[[], Environment]:
+        tool = PythonTool(Limits(wall_seconds=e.call_seconds, memory_mib=e.memory_mib))
+        checker = MathChecker(seconds=e.check_seconds)
+
+        def make() -> Environment:
+            return PythonMath(
+                tool,
+                checker,
+                max_calls=e.max_calls,
+                max_observation_tokens=e.max_observation_tokens,
+                count_tokens=count_tokens,
+                instructions=e.instructions,
+            )
+
+        return make
+
+    return Source(read.train, read.test, environments, read.skipped)
