@@ -13,6 +13,8 @@ import triton
 from . import interpreter
 from .device.tiles import Tile, architecture
 
+LOG2_E = 1.4426950408889634  # the programs use exp2: logits come to them times this
+
 
 class Target(NamedTuple):
     """A device as the programs see it."""
@@ -96,3 +98,8 @@ def launch(program: Any, grid: tuple[int, ...], tile: Tile, **arguments: Any) ->
         raise ValueError(f"the Triton backend {reason}")
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         program[grid](**arguments, num_warps=tile.warps, num_stages=tile.stages)
+
+
+def unit_channels(x: torch.Tensor) -> torch.Tensor:
+    """`x`, copied if its last dimension does not have stride 1, as the programs need."""
+    return x if x.stride(-1) == 1 else x.contiguous()

@@ -10,10 +10,9 @@ from ..device.edge_logprobs import edge_logprobs_dlogits, edge_logprobs_forward
 from ..device.edge_tiles import EdgeTiles, edge_tiles
 from ..edge_logprobs_op import Logits, Needs
 from ..edges import Edges
-from ..launch import launch, target
+from ..launch import LOG2_E, launch, target, unit_channels
 from .edge_eager import Ranges
 
-LOG2_E = 1.4426950408889634
 LN_2 = 0.6931471805599453
 # The vocabulary is split until there are about so many programs per multiprocessor.
 SHARES = 4
@@ -29,7 +28,7 @@ def forward(
     chunk: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """See `edge_logprobs_op.EdgeProgram`; holds no logits, so `chunk` does not matter."""
-    hidden, weight = _unit_channels(hidden), _unit_channels(weight)
+    hidden, weight = unit_channels(hidden), unit_channels(weight)
     tiles = _tiles(hidden, weight)
     tile = tiles.forward
     count, vocab = len(edges.sources), weight.shape[0]
@@ -75,7 +74,7 @@ def backward(
     chunk: int | None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """See `edge_logprobs_op.EdgeProgram`: the programs write one tile of dlogits, two products use it."""
-    hidden, weight = _unit_channels(hidden), _unit_channels(weight)
+    hidden, weight = unit_channels(hidden), unit_channels(weight)
     tiles = _tiles(hidden, weight)
     tile = tiles.backward
     count, vocab, size = len(lse), weight.shape[0], weight.shape[1]
@@ -164,7 +163,3 @@ def _inputs(
         "HAS_BIAS": bias is not None, "HAS_SOFTCAP": capped, "WIDEN": hidden.dtype != weight.dtype,
         "HIDDEN_SIZE": hidden.shape[1], "BLOCK_K": tiles.channels,
     }  # fmt: skip
-
-
-def _unit_channels(x: torch.Tensor) -> torch.Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()

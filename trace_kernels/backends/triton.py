@@ -16,11 +16,10 @@ from ..device.tree_attention_backward import (
     tree_attention_sum_parts,
 )
 from ..device.tree_attention_forward import tree_attention_forward
-from ..launch import launch, target
+from ..launch import LOG2_E, launch, target, unit_channels
 from ..memo import once_per_layout
 from ..scoring import Scoring
 
-LOG2_E = 1.4426950408889634
 # dK/dV ranges are cut to about this many equal shares per multiprocessor.
 SHARES = 4
 
@@ -44,7 +43,7 @@ def forward(
     scoring: Scoring,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """See `attention_op.Program`; lse is fp32."""
-    q, k, v = map(_unit_channels, (q, k, v))
+    q, k, v = map(unit_channels, (q, k, v))
     setting = _setting(q, k, scoring)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     rest = torch.empty(q.shape if q.dtype != torch.float32 else 0, dtype=q.dtype, device=q.device)
@@ -77,7 +76,7 @@ def backward(
     scoring: Scoring,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """See `attention_op.Program`."""
-    q, k, v, grad_out = map(_unit_channels, (q, k, v, grad_out))
+    q, k, v, grad_out = map(unit_channels, (q, k, v, grad_out))
     setting = _setting(q, k, scoring)
     delta = _delta(out, rest, grad_out, grad_lse, setting)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
@@ -171,10 +170,6 @@ def _setting(q: torch.Tensor, k: torch.Tensor, scoring: Scoring) -> _Setting:
             "window": scoring.window or 0,
         },
     )
-
-
-def _unit_channels(x: torch.Tensor) -> torch.Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _strides(**tensors: torch.Tensor) -> dict[str, int]:
