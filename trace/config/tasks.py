@@ -39,7 +39,7 @@ class FileTask(Section):
     """What all tasks read from record files have in common."""
 
     train: list[Path] = Field(default=[])
-    """Files with training records (JSON, JSONL or parquet); an evaluation needs none."""
+    """Files with training records (JSON, JSONL, CSV or parquet); an evaluation needs none."""
     test: list[Path] = Field(default=[])
     """Files with held-out records, for evaluation only."""
     ability: str | None = None

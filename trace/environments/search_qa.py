@@ -11,6 +11,7 @@ from trace_rl.tasks.task import Passage, Task
 
 from .actions import parse_action
 from .neutralize import neutralize
+from .official_scores import official_scores
 from .protocol import Message, StepResult
 from .scoring import exact_match, reward_function, token_f1
 
@@ -126,7 +127,7 @@ class SearchQA:
         kind, content = parse_action(action)
         if kind == "answer":
             self._done = True
-            return self._answer(content, self._task.answers)
+            return self._answer(content, self._task)
         if last:
             self._done = True
             return StepResult("", True, 0.0, "invalid" if kind == "invalid" else "no_answer")
@@ -135,10 +136,11 @@ class SearchQA:
             return self._search(content)
         return StepResult(self._observation([self._notices.invalid], self._is_last()), False, None, "invalid")
 
-    def _answer(self, prediction: str, golds: tuple[str, ...]) -> StepResult:
+    def _answer(self, prediction: str, task: Task) -> StepResult:
+        golds = task.answers
         scores = {"exact_match": exact_match(prediction, golds), "f1": token_f1(prediction, golds)}
-        reward = self._score(prediction, golds)
-        return StepResult("", True, reward, "answer", answer=prediction, scores=scores)
+        scores |= official_scores(task.source, prediction, golds)
+        return StepResult("", True, self._score(prediction, golds), "answer", answer=prediction, scores=scores)
 
     def _is_last(self) -> bool:
         return self._turns == self._max_searches

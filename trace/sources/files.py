@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from trace_rl.config.tasks import FileTask
 from trace_rl.tasks.readers import Reader
@@ -21,19 +22,27 @@ class Read:
 
 
 def read_splits(task: FileTask, reader: Reader) -> Read:
-    """Read all files of `task`. A question counts once, and one of the training set is never tested."""
-    splits: list[list[Task]] = []
+    """Read all files of `task`. An id counts once, and a question of the training set is never tested."""
     passages: dict[tuple[str, str], Passage] = {}
     skipped: list[str] = []
-    seen: set[str] = set()
-    for files in (task.train, task.test):
-        tasks: list[Task] = []
+
+    def read(files: Sequence[Path]) -> list[Task]:
+        tasks: dict[str, Task] = {}
         for file in files:
             loaded = reader(file, on_malformed=task.on_malformed)
-            wanted = [t for t in loaded.tasks if task.ability in (None, t.extra.get("ability"))]
-            tasks += [t for t in wanted if t.id not in seen]
-            seen |= {t.id for t in wanted}
-            skipped += loaded.skipped
-            passages |= {(p.title, p.text): p for p in loaded.passages}
-        splits.append(tasks[: task.limit])
-    return Read(splits[0], splits[1], list(passages.values()), skipped)
+            for t in loaded.tasks:
+                if task.ability in (None, t.extra.get("ability")):
+                    tasks.setdefault(t.id, t)
+            skipped.extend(loaded.skipped)
+            passages.update({(p.title, p.text): p for p in loaded.passages})
+        return list(tasks.values())
+
+    train = read(task.train)
+    ids, questions = {t.id for t in train}, {_plain(t.question) for t in train}
+    test = [t for t in read(task.test) if t.id not in ids and _plain(t.question) not in questions]
+    return Read(train[: task.limit], test[: task.limit], list(passages.values()), skipped)
+
+
+def _plain(question: str) -> str:
+    """Files of different layouts give one question different ids: compare what it says."""
+    return " ".join(question.lower().split())

@@ -1,4 +1,4 @@
-"""Reading files of records: JSON lists or JSON lines, every complaint naming file, record and field."""
+"""Records of a file and the tasks made of them, every complaint naming file, record and field."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from .record_files import Broken, UnreadableFile, file_values
 from .task import Passage, Task
 
 OnMalformed = Literal["skip", "fail"]
@@ -29,9 +30,16 @@ class RecordError(ValueError):
         super().__init__(f"{path}{where}{what}: {problem}")
 
 
+class LeftOut(RecordError):
+    """A well-formed record that makes no task, and is passed over even where a malformed one fails."""
+
+    def __init__(self, reason: RecordError):
+        super().__init__(reason.path, reason.index, reason.record_id, reason.field, reason.problem)
+
+
 @dataclass(frozen=True)
 class Record:
-    """One JSON object with its place: ``index`` counts records (JSON list) or lines (JSONL) from 0."""
+    """One JSON object with its place: ``index`` counts records, in a JSONL file lines, from 0."""
 
     path: Path
     index: int
@@ -100,54 +108,30 @@ Parse = Callable[[Record], tuple[Task, list[Passage]]]
 
 
 def read_records(path: str | Path) -> Iterator[Record | RecordError]:
-    """The records of a JSON list or JSONL file, an error in place of each one that is no JSON object.
+    """The records of a JSON list, JSONL, CSV or Parquet file; an error in place of each that is no object.
 
-    Raises FileNotFoundError, or RecordError if the file as a whole is unreadable (encoding, JSON) or empty.
+    See :func:`~trace_rl.tasks.record_files.file_values` for how the form is told.
+
+    Raises FileNotFoundError, or RecordError if the file as a whole is unreadable (encoding, JSON, Parquet,
+    a missing library) or empty.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no record file at {path.resolve()}")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise RecordError(
-            path, None, None, "", f"not UTF-8 ({error.reason} at byte {error.start})"
-        ) from error
-    values = _json_list(path, text) if text.lstrip().startswith("[") else _json_lines(path, text)
     empty = True
-    for index, value in values:
-        empty = False
-        if isinstance(value, RecordError):
-            yield value
-        elif isinstance(value, dict):
-            yield Record(path, index, value)
-        else:
-            yield RecordError(path, index, None, "", f"expected a JSON object, got {describe(value)}")
+    try:
+        for index, value in file_values(path):
+            empty = False
+            if isinstance(value, dict):
+                yield Record(path, index, value)
+                continue
+            broken = isinstance(value, Broken)
+            problem = value.problem if broken else f"expected a JSON object, got {describe(value)}"
+            yield RecordError(path, index, None, "", problem)
+    except UnreadableFile as error:
+        raise RecordError(path, None, None, "", str(error)) from error
     if empty:
         raise RecordError(path, None, None, "", "no records")
-
-
-def _json_list(path: Path, text: str) -> Iterator[tuple[int, Any]]:
-    try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data":  # JSON lines whose first record happens to be a list
-            yield from _json_lines(path, text)
-            return
-        where = f"line {error.lineno} column {error.colno}"
-        raise RecordError(path, None, None, "", f"not valid JSON: {error.msg} at {where}") from error
-    yield from enumerate(values)
-
-
-def _json_lines(path: Path, text: str) -> Iterator[tuple[int, Any]]:
-    # Not splitlines(): it also breaks at U+2028 and other characters that JSON strings may hold.
-    for index, line in enumerate(text.split("\n")):
-        if not line.strip():
-            continue
-        try:
-            yield index, json.loads(line)
-        except json.JSONDecodeError as error:
-            yield index, RecordError(path, index, None, "", f"not valid JSON: {error.msg}")
 
 
 def load_tasks(path: str | Path, parse: Parse, on_malformed: OnMalformed = "fail") -> Loaded:
@@ -157,7 +141,7 @@ def load_tasks(path: str | Path, parse: Parse, on_malformed: OnMalformed = "fail
 
     Args:
         on_malformed: ``"fail"`` raises at the first malformed record; ``"skip"`` leaves it out and keeps
-            its message in ``Loaded.skipped``.
+            its message in ``Loaded.skipped``, where messages of a :class:`LeftOut` go in both cases.
 
     Raises FileNotFoundError, RecordError, also under ``"skip"`` if no record at all is usable, and
     ValueError for another ``on_malformed``.
@@ -175,7 +159,7 @@ def load_tasks(path: str | Path, parse: Parse, on_malformed: OnMalformed = "fail
             if task.id in tasks:
                 raise record.error("_id", f"id {task.id!r} occurs twice")
         except RecordError as error:
-            if on_malformed == "fail":
+            if on_malformed == "fail" and not isinstance(error, LeftOut):
                 raise
             skipped.append(str(error))
             continue
@@ -183,6 +167,6 @@ def load_tasks(path: str | Path, parse: Parse, on_malformed: OnMalformed = "fail
         for passage in found:
             passages.setdefault((passage.title, passage.text), passage)
     if not tasks:
-        problem = f"all {len(skipped)} records are malformed; the first: {skipped[0]}"
+        problem = f"none of the {len(skipped)} records is usable; the first: {skipped[0]}"
         raise RecordError(path, None, None, "", problem)
     return Loaded(list(tasks.values()), list(passages.values()), skipped)

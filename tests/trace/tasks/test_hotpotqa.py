@@ -178,7 +178,7 @@ def test_repeated_id(write):
 
 
 def test_all_malformed_is_fatal_even_when_skipping(write):
-    with pytest.raises(RecordError, match="all 2 records are malformed"):
+    with pytest.raises(RecordError, match="none of the 2 records is usable"):
         read(write([{}, {"question": "q"}]), on_malformed="skip")
 
 
