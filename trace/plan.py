@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
-from .config.environments import EnvironmentConfig
+from .config.environments import EnvironmentConfig, FunctionsConfig
 from .config.schema import Config, SamplingConfig
 from .memory import GIB, Memory, estimate_memory
 from .shapes import Shape, read_shape
@@ -21,6 +21,8 @@ from .shapes import Shape, read_shape
 # sixteenth of the context, at most 256 tokens; turns, observations and the search budget are half used.
 PROMPT_TOKENS, PROMPT_SHARE = 256, 1 / 16
 FILL = 0.5
+# Function calling is another matter: its prompts document the functions, and results are far below their limit.
+FUNCTION_PROMPT_TOKENS, FUNCTION_RESULT_TOKENS = 4096, 400
 
 GPU_WORLD = 8  # ranks of a GPU run when nothing tells: one machine
 
@@ -140,11 +142,14 @@ def _world(config: Config) -> tuple[int, str]:
 
 def expected_rollout(environment: EnvironmentConfig, sampling: SamplingConfig) -> tuple[int, int]:
     """Expected tokens of a prompt and of a whole rollout (prompt included)."""
-    searches = environment.tool_turns * FILL
+    calls = environment.tool_turns * FILL
     prompt = min(PROMPT_TOKENS, ceil(sampling.context_tokens * PROMPT_SHARE))
-    turns = (searches + 1) * FILL * sampling.turn_tokens
-    observations = searches * FILL * environment.max_observation_tokens
-    return prompt, min(sampling.context_tokens, int(prompt + turns + observations))
+    observation = FILL * environment.max_observation_tokens
+    if isinstance(environment, FunctionsConfig):
+        prompt = min(FUNCTION_PROMPT_TOKENS, sampling.context_tokens // 2)
+        observation = min(observation, FUNCTION_RESULT_TOKENS)
+    turns = (calls + 1) * FILL * sampling.turn_tokens
+    return prompt, min(sampling.context_tokens, int(prompt + turns + calls * observation))
 
 
 def _notes(plan: Plan) -> Iterable[str]:

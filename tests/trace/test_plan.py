@@ -10,7 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from trace_rl.config.environments import FunctionsConfig, SearchConfig
 from trace_rl.config.load import load_config, parse_config
+from trace_rl.config.schema import SamplingConfig
 from trace_rl.plan import expected_rollout, gpu_visible, plan, render
 from trace_rl.shapes import PUBLISHED, Shape, read_shape
 
@@ -223,3 +225,11 @@ def test_planning_loads_nothing_heavy() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_prompts_of_function_calling_document_the_functions() -> None:
+    sampling = SamplingConfig(turn_tokens=1024, context_tokens=32768)
+    prompt, rollout = expected_rollout(FunctionsConfig(), sampling)
+    assert prompt == 4096
+    assert rollout == 4096 + 11 * 512 + 10 * 400  # half of 20 steps, half their tokens, a result for each
+    assert expected_rollout(SearchConfig(), sampling) == (256, 256 + 3 * 512 + 2 * 250)

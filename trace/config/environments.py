@@ -80,8 +80,8 @@ class FunctionsConfig(Section):
     """How calls are written: `<tool_call>` JSON as Qwen3 and Hermes do, or BFCL's `[name(key=value)]`."""
     max_steps: PositiveInt = 20
     """Steps allowed for one user message; one more ends the episode as a failure, as in BFCL."""
-    max_observation_tokens: PositiveInt = 2048
-    """A longer tool result is replaced whole by a notice; tokens."""
+    max_observation_tokens: PositiveInt = 16384
+    """The longest tool results of a step are replaced whole by a notice until they fit; tokens."""
 
     @property
     def tool_turns(self) -> int:

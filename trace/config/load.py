@@ -8,13 +8,16 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
 from .explain import explain
 from .schema import Config
+from .section import Section
+
+Root = TypeVar("Root", bound=Section)
 
 # What the trainer computes itself: setting it in the `deepspeed` section could only contradict it.
 TRAINER_OWNS = {
@@ -41,6 +44,11 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 
     Raises ConfigError with every problem found, one a line.
     """
+    return parse_config(read_config(path, overrides))
+
+
+def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The mapping in `path` with the overrides in place, not yet validated; raises ConfigError."""
     try:
         raw = _read_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -53,26 +61,31 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"{path} must hold a mapping of sections, found {type(raw).__name__}")
     for override in overrides:
         _override(raw, override)
-    return parse_config(raw)
+    return raw
 
 
-def parse_config(raw: dict[str, Any]) -> Config:
-    """Validate a plain mapping; a section that is null (its keys commented out) has its defaults.
+def validated(root: type[Root], raw: dict[str, Any]) -> Root:
+    """A plain mapping as a `root`; a section that is null (its keys commented out) has its defaults.
 
     Raises ConfigError with every problem found, one a line.
     """
     try:
-        config = Config.model_validate({key: value for key, value in raw.items() if value is not None})
+        return root.model_validate({key: value for key, value in raw.items() if value is not None})
     except ValidationError as error:
-        raise ConfigError("\n".join(explain(Config, item) for item in error.errors())) from None
+        raise ConfigError("\n".join(explain(root, item) for item in error.errors())) from None
+
+
+def parse_config(raw: dict[str, Any]) -> Config:
+    """Validate the mapping of a run. Raises ConfigError with every problem found, one a line."""
+    config = validated(Config, raw)
     problems = _deepspeed_problems(config.deepspeed)
     if problems:
         raise ConfigError("\n".join(problems))
     return config
 
 
-def dump_config(config: Config) -> str:
-    """The resolved config as YAML that `load_config` reads back equal."""
+def dump_config(config: Section) -> str:
+    """The resolved config as YAML that reads back equal."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 

@@ -16,7 +16,7 @@ from pydantic import (
 
 from .environments import EnvironmentConfig, with_environment_kind
 from .section import DecayRate, Probability, Section
-from .tasks import TaskConfig, WorldTask
+from .tasks import BfclTask, TaskConfig, WorldTask
 
 
 class ModelConfig(Section):
@@ -289,6 +289,11 @@ class Config(Section):
             raise ValueError(
                 f"cold_start needs task.kind=world, got {self.task.kind}: "
                 "only the synthetic world makes expert traces"
+            )
+        if isinstance(self.task, BfclTask) and self.model.observations != "chat":
+            raise ValueError(
+                "task.kind=bfcl needs model.observations=chat: tool results and the user's messages are chat "
+                "turns (and model.chat_template, if the model's own template rewrites earlier turns)"
             )
         if self.model.dtype == "float32" and self.model.attention == "flash":
             raise ValueError(

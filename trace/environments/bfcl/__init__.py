@@ -1,0 +1,1 @@
+"""What the BFCL environment takes from the `bfcl-eval` wheel: simulated APIs and the official checker."""
