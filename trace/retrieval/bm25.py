@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Iterable
 
 import bm25s
@@ -11,15 +9,8 @@ import numpy as np
 
 from trace_rl.tasks.task import Passage
 
-_WORD = re.compile(r"\w+")
-_MAX_QUERY_WORDS = 256
-
-
-def _words(text: str) -> list[str]:
-    """Lower-cased words without accents; no stop words are dropped, titles like "The Who" need them."""
-    if not text.isascii():
-        text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
-    return _WORD.findall(text.lower())
+from .protocol import check_k
+from .words import MAX_QUERY_WORDS, document_words, words
 
 
 class Bm25Index:
@@ -39,7 +30,7 @@ class Bm25Index:
         self.passages = tuple(passages)
         if title_weight < 1:
             raise ValueError(f"title_weight must be at least 1, got {title_weight}")
-        documents = [_words(p.title) * title_weight + _words(p.text) for p in self.passages]
+        documents = [document_words(p.title, p.text, title_weight) for p in self.passages]
         if not any(documents):
             raise ValueError(f"cannot index {len(documents)} passages: no word in any of them")
         # The vocabulary is ours: bm25s adds an empty token to its own, which an empty query would match.
@@ -56,9 +47,12 @@ class Bm25Index:
 
         Of very long queries the first 256 words count. A query without known words gives ``[]``.
         """
-        if k < 1:
-            raise ValueError(f"k must be at least 1, got {k}")
-        known = [self._ids[w] for w in _words(query)[:_MAX_QUERY_WORDS] if w in self._ids]
+        return [passage for passage, _ in self.scored_search(query, k)]
+
+    def scored_search(self, query: str, k: int) -> list[tuple[Passage, float]]:
+        """What :meth:`search` returns, each passage with its score."""
+        check_k(k)
+        known = [self._ids[w] for w in words(query)[:MAX_QUERY_WORDS] if w in self._ids]
         if not known:
             return []
         scores = self._bm25.get_scores(known)
@@ -68,5 +62,5 @@ class Bm25Index:
             candidates = np.flatnonzero((scores >= kth) & (scores > 0))
         else:
             candidates = np.flatnonzero(scores > 0)
-        order = np.argsort(-scores[candidates], kind="stable")[:k]
-        return [self.passages[i] for i in candidates[order]]
+        best = candidates[np.argsort(-scores[candidates], kind="stable")[:k]]
+        return [(self.passages[i], float(scores[i])) for i in best]

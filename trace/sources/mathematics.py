@@ -9,7 +9,8 @@ from trace_rl.config.tasks import MathTask
 from trace_rl.environments.math_check import MathChecker
 from trace_rl.environments.math_python import PythonMath
 from trace_rl.environments.protocol import Environment
-from trace_rl.sandbox.python_tool import Limits, PythonTool
+from trace_rl.sandbox.limits import Limits
+from trace_rl.sandbox.tool import PythonTool
 from trace_rl.tasks.math_sets import read_math
 
 from .files import read_splits

@@ -4,7 +4,9 @@ Blocks of 2^k elements are counted from the start of their own segment. A range 
 of every size: what it sums to, to the bit, depends on its segment alone.
 
 Every segment gets room for a power of two of elements, the longest first. So each starts at a multiple of its room,
-and blocks of the whole array are blocks of its segments, as far as a range asks for them.
+and blocks of the whole array are blocks of its segments, as far as a range asks for them. For the same reason the
+array can be worked off in equal pieces whose blocks fit a cache; a piece's blocks are a binary heap, the parent of
+2i and 2i + 1 being i.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ Ints = NDArray[np.int64]
 Fields = tuple[NDArray[np.float64], ...]
 # merge(left, right, left count, right count); the counts are numbers or arrays.
 Merge = Callable[[Fields, Fields, Any, Any], Fields]
+PIECE = 15  # log2 of a piece's elements, more where a range needs more
 
 
 class Ranges(NamedTuple):
@@ -41,20 +44,20 @@ class Ranges(NamedTuple):
 
 def sums(values: Tensor, ranges: Ranges) -> Tensor:
     """[G]: compensated sums of values [L], float64."""
-    total, lost = _reduce((values.numpy(),), (0.0, 0.0), _merge_sums, ranges)
-    return torch.from_numpy(total + lost)
+    (total,) = _reduce((values.numpy(),), (0.0, 0.0), _merge_sums, ranges, _rounded)
+    return torch.from_numpy(total)
 
 
 def moments(values: Tensor, ranges: Ranges) -> tuple[Tensor, Tensor]:
     """(sum [G], sum of the squared distances from the mean [G]) of values [L], float64."""
-    total, lost, squares = _reduce((values.numpy(),), (0.0, 0.0, 0.0), _merge_moments, ranges)
-    return torch.from_numpy(total + lost), torch.from_numpy(squares)
+    total, squares = _reduce((values.numpy(),), (0.0, 0.0, 0.0), _merge_moments, ranges, _rounded)
+    return torch.from_numpy(total), torch.from_numpy(squares)
 
 
 def extrema(values: Tensor, ranges: Ranges) -> tuple[Tensor, Tensor]:
     """(least [G], largest [G]) of values [L], float64; (inf, -inf) of an empty range."""
     x = values.numpy()
-    least, largest = _reduce((x, x), (np.inf, -np.inf), _merge_extrema, ranges)
+    least, largest = _reduce((x, x), (np.inf, -np.inf), _merge_extrema, ranges, tuple)
     return torch.from_numpy(least), torch.from_numpy(largest)
 
 
@@ -74,56 +77,107 @@ def ancestor_sums(slope: Tensor, centre: Tensor, parents: Tensor) -> tuple[Tenso
     return torch.from_numpy(total), torch.from_numpy(offset)
 
 
-def _reduce(values: Fields, empty: tuple[float, ...], merge: Merge, ranges: Ranges) -> Fields:
-    """What `merge` makes of each range: the fields [G]. `empty` is of no element, `values` [L] an item's first."""
+def _reduce(
+    values: Fields, empty: tuple[float, ...], merge: Merge, ranges: Ranges, result: Callable[[Any], Any]
+) -> Fields:
+    """`result` of what `merge` makes of each range: fields [G].
+
+    `empty` are the fields of no element, `values` [L] the first fields of each, also in what `result` returns.
+    """
     low, high, owner, segment, shift = (x.numpy() for x in ranges[:-1])
     size = high - low
-    total = tuple(np.full(size.shape, value) for value in empty)
-    alone = np.flatnonzero(size == 1)
-    for field, value in zip(total, values, strict=False):
-        field[alone] = value[low[alone]]
+    total = tuple(np.full(size.shape, value) for value in result(empty))
+    if not segment.size:
+        return total
+    for field, value, nothing in zip(total, values, empty, strict=False):
+        value.take(low, mode="clip", out=field)  # right for ranges of one element
+        field[size == 0] = nothing
 
-    slot = np.arange(segment.size) + shift[segment]
-    blocks = tuple(np.full(ranges.room, value) for value in empty)
-    for field, value in zip(blocks, values, strict=False):
+    many = np.flatnonzero(size > 1)
+    first = low.take(many) + shift.take(owner.take(many))
+    # Every range lies within one block of 2^levels elements.
+    levels = int((first ^ (first + size.take(many) - 1)).max(initial=0)).bit_length()
+    bits = max(levels, min(PIECE, (ranges.room - 1).bit_length()))
+    width, pieces = 1 << bits, -(-ranges.room >> bits)
+    order = np.argsort(first >> bits, kind="stable")
+    many, first = many.take(order), first.take(order)
+    cuts = np.searchsorted(first >> bits, np.arange(1, pieces))
+
+    slot = shift.take(segment)
+    slot += np.arange(slot.size)
+    placed = tuple(np.full(pieces * width, value) for value, _ in zip(empty, values, strict=False))
+    for field, value in zip(placed, values, strict=True):
         field[slot] = value
-    todo = np.flatnonzero(size > 1)
-    first = low[todo] + shift[owner[todo]]  # both in blocks of the present size
-    last = first + size[todo]
-    partial = tuple(np.full(todo.shape, value) for value in empty)
-    count, half = np.zeros(todo.shape), 1
-    while todo.size:
-        left = np.flatnonzero(first & 1)
-        _add(partial, count, left, merge, _take(blocks, first[left]), half)
-        first[left] += 1
-        right = np.flatnonzero(last & 1)
-        last[right] -= 1
-        _add(partial, count, right, merge, _take(blocks, last[right]), half)
-        is_open = first < last
-        done, still = np.flatnonzero(~is_open), np.flatnonzero(is_open)
-        for field, value in zip(total, partial, strict=True):
-            field[todo[done]] = value[done]
-        todo, count, *partial_left = _take((todo, count, *partial), still)
-        partial = tuple(partial_left)
-        first, last = first[still] >> 1, last[still] >> 1
-        if todo.size:
-            pairs = 2 * (len(blocks[0]) // 2)
-            blocks = merge(
-                tuple(x[0:pairs:2] for x in blocks), tuple(x[1:pairs:2] for x in blocks), half, half
-            )
-        half *= 2
+    heap = tuple(np.full(2 * width, value) for value in empty)
+    for piece, (here, start) in enumerate(zip(np.split(many, cuts), np.split(first, cuts), strict=True)):
+        if not here.size:
+            continue
+        for field, value in zip(heap, placed, strict=False):
+            field[width:] = value[piece * width : (piece + 1) * width]
+        _fill(heap, levels, merge)
+        start += width - piece * width  # places in the heap
+        order, fields = _add_up(heap, merge, start, start + size[here])
+        here = here[order]
+        for field, value in zip(total, result(fields), strict=True):
+            field[here] = value
     return total
 
 
-def _add(partial: Fields, count: Any, here: Ints, merge: Merge, blocks: Fields, half: int) -> None:
-    merged = merge(_take(partial, here), blocks, count[here], half)
-    for field, value in zip(partial, merged, strict=True):
-        field[here] = value
-    count[here] += half
+def _fill(heap: Fields, levels: int, merge: Merge) -> None:
+    """The blocks of the `levels` lowest levels from the elements, which are the heap's second half."""
+    end = len(heap[0])
+    for half in (1 << level for level in range(levels)):
+        below = tuple(field[end // 2 : end] for field in heap)
+        merged = merge(tuple(x[0::2] for x in below), tuple(x[1::2] for x in below), half, half)
+        end //= 2
+        for field, value in zip(heap, merged, strict=True):
+            field[end // 2 : end] = value
 
 
-def _take(fields: tuple[Any, ...], at: Ints) -> tuple[Any, ...]:
+def _add_up(heap: Fields, merge: Merge, first: Ints, last: Ints) -> tuple[Ints, Fields]:
+    """(order, fields in that order) of ranges [first, last) of elements of the heap, none empty, from their blocks.
+
+    Blocks are taken in from the smallest up, of two of a size the left one first; `first` and `last` are then the
+    ends of what is left. Ranges of more blocks come first, so that those not done yet are a slice.
+    """
+    # Left of the middle are blocks that grow, right of it blocks that shrink: the binary digits of both lengths.
+    top = np.frexp(first ^ last)[1] - 1
+    middle = last >> top << top
+    blocks = np.bitwise_count(middle - first) + np.bitwise_count(last - middle)
+    order = np.argsort(~blocks, kind="stable")
+    first, last = first[order], last[order]
+    not_done = np.cumsum(np.bincount(blocks)[:0:-1])[::-1]
+
+    partial: Fields = ()
+    count = np.empty(0)
+    for active in not_done.tolist():
+        begin, end = first[:active], last[:active]
+        size = begin | end
+        size &= -size
+        left = begin & size  # the size again if the block is the leftmost, else 0
+        right = size ^ left
+        end -= right
+        place = (begin & -left) | (end & -right)
+        begin += left
+        width = size.astype(np.float64)
+        block = _take(heap, (place / width).astype(np.int64))
+        if not partial:
+            partial, count = block, width
+            continue
+        so_far = tuple(field[:active] for field in partial)
+        for field, value in zip(so_far, merge(so_far, block, count[:active], width), strict=True):
+            field[:] = value
+        count[:active] += width
+    return order, partial
+
+
+def _take(fields: Fields, at: Ints) -> Fields:
     return tuple(field.take(at) for field in fields)
+
+
+def _rounded(fields: Any) -> Any:
+    """Sums with what they lost, and the other fields."""
+    return fields[0] + fields[1], *fields[2:]
 
 
 def _merge_sums(left: Fields, right: Fields, left_count: Any, right_count: Any) -> Fields:
@@ -137,7 +191,7 @@ def _merge_sums(left: Fields, right: Fields, left_count: Any, right_count: Any) 
 def _merge_moments(left: Fields, right: Fields, left_count: Any, right_count: Any) -> Fields:
     """Chan, Golub and LeVeque 1979: squares around the joint mean from those around each."""
     total, lost = _merge_sums(left, right, left_count, right_count)
-    apart = right[0] / right_count - left[0] / np.maximum(left_count, 1)
+    apart = right[0] / right_count - left[0] / left_count
     weight = left_count * right_count / (left_count + right_count)
     return total, lost, left[2] + right[2] + apart * apart * weight
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -8,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trace_rl.retrieval.bm25 import Bm25Index
-from trace_rl.retrieval.corpus import load_corpus_jsonl
-from trace_rl.tasks.records import RecordError
 from trace_rl.tasks.task import Passage
 from trace_rl.tasks.world import build_world
+
+from .oracle import bm25, check_ranking, made_up_passages
 
 CORPUS = [
     Passage("0", "Alû", "A demon of the night."),
@@ -38,6 +37,19 @@ def test_search(index):
     assert ids(index.search("moon at night", 2)) == ["1", "0"]
     assert ids(index.search("Who?", 1)) == ["2"]
     assert len(index) == 6
+
+
+def test_scores_are_bm25():
+    passages = made_up_passages(120, seed=0, longest=90)
+    index = Bm25Index(passages)
+    documents = [f"{p.title} {p.title} {p.text}" for p in passages]
+    for query in ("w1", "w2 w3 title4", "w5 w5 w9"):
+        scores = bm25(documents, query, k1=1.5, b=0.75, kept_length=lambda length: length)
+        found = index.scored_search(query, 120)
+        ranks = [int(p.id[1:]) for p, _ in found]
+        check_ranking(ranks, scores)
+        # The library leaves the factor k1 + 1 out.
+        assert [2.5 * score for _, score in found] == pytest.approx([scores[i] for i in ranks], rel=1e-5)
 
 
 def test_ties_go_by_position(index):
@@ -91,52 +103,3 @@ def test_world_queries_find_the_fact_and_two_distractors(seed):
         distractors = [p for p in found if p not in gold]
         assert (len(gold), len(distractors)) == (1, 2)
         assert all((p.title == entity) != (p.text.split()[0] == relation) for p in distractors)
-
-
-def write(tmp_path, *lines):
-    path = tmp_path / "corpus.jsonl"
-    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
-    return path
-
-
-def test_corpus(tmp_path):
-    path = write(
-        tmp_path,
-        {"id": "a", "contents": '"Ed Wood"\nA film.\nBy Burton.'},
-        {"id": 7, "contents": "Citigroup\nwas formed"},
-        {"id": "c", "contents": '""Quoted" twice"\ntext'},
-        {"id": "d", "contents": "Empty\n"},
-    )
-    assert load_corpus_jsonl(path) == [
-        Passage("a", "Ed Wood", "A film.\nBy Burton."),
-        Passage("7", "Citigroup", "was formed"),
-        Passage("c", '"Quoted" twice', "text"),
-        Passage("d", "Empty", ""),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ({"contents": "T\nx"}, "field 'id': missing"),
-        ({"id": None, "contents": "T\nx"}, "field 'id': expected a string, got null"),
-        ({"id": True, "contents": "T\nx"}, "field 'id'"),
-        ({"id": "b"}, "field 'contents': missing"),
-        ({"id": "b", "contents": 4}, "field 'contents': expected a string"),
-        ({"id": "b", "contents": "no line break"}, "field 'contents': no newline"),
-        ({"id": "a", "contents": "T\nx"}, "field 'id': \"a\" occurs twice"),
-        ("[1, 2]", "expected a JSON object, got a list"),
-        ('{"id": "b", ', "not valid JSON"),
-    ],
-)
-def test_malformed_corpus(line, message, tmp_path):
-    path = write(tmp_path, {"id": "a", "contents": "T\nx"}, line)
-    with pytest.raises(RecordError) as caught:
-        load_corpus_jsonl(path)
-    assert "record 1" in str(caught.value)
-    assert message in str(caught.value)
-
-
-def test_missing_corpus(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no record file"):
-        load_corpus_jsonl(tmp_path / "none.jsonl")

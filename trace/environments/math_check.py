@@ -1,0 +1,221 @@
+r"""Whether a mathematical answer equals the gold one, decided by math-verify in processes of its own.
+
+The answer is written by a model and may be anything (``9^{9^{9^9}}``, braces ten thousand deep): parsing and
+comparing it can take for ever, fill the memory or crash, and the library's own time limits need the main
+thread. So it runs in a few worker processes with limits on time and memory.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import math
+import os
+import queue
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from trace_rl.tasks.boxed import last_boxed
+
+MAX_CHARACTERS = 2000  # of an answer; the longest gold answers of the known sets have about 150
+MEMORY_BYTES = 1 << 30  # address space of one worker
+START_SECONDS = 120.0  # for a worker to start and import math-verify
+CACHED_VERDICTS = 20_000
+_WORKER = Path(__file__).with_name("math_check_worker.py")
+_INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+
+
+class MathCheckError(RuntimeError):
+    """Answers cannot be checked at all; the message says why. Never the answer's fault."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``correct``, and in ``reason`` a few words for logs: to what it is equal, or why it is not correct."""
+
+    correct: bool
+    reason: str
+
+
+class MathChecker:
+    """Compares answers in ``workers`` processes, which start when first needed; safe to call from threads.
+
+    Args:
+        seconds: wall-clock limit of one check, > 0; waiting for a free worker does not count.
+        workers: processes at most, >= 1; None for 4, or fewer where there are fewer processors.
+
+    Raises ValueError for values out of range and MathCheckError if math-verify is not installed.
+    """
+
+    def __init__(self, seconds: float = 5.0, workers: int | None = None) -> None:
+        workers = min(4, os.cpu_count() or 1) if workers is None else workers
+        if not 0 < seconds < math.inf or workers < 1:
+            raise ValueError(f"need seconds > 0 and workers >= 1, got {seconds} and {workers}")
+        if find_spec("math_verify") is None:
+            raise MathCheckError("comparing answers needs math-verify: pip install math-verify")
+        self._seconds = seconds
+        self._slots: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
+        for _ in range(workers):
+            self._slots.put(None)
+        self._lock = threading.Lock()
+        self._running: set[_Worker] = set()
+        self._verdicts: OrderedDict[tuple[str, tuple[str, ...]], Verdict] = OrderedDict()
+        self._closed = False
+        atexit.register(self.close)
+
+    def check(self, answer: str, golds: Sequence[str]) -> Verdict:
+        r"""Judges the last ``\boxed{...}`` of ``answer``, or the whole of it if there is none.
+
+        A check that runs out of time or crashes its worker is not correct, and not remembered: other
+        verdicts are. Raises MathCheckError if no worker can be started or the checker is closed.
+        """
+        boxed = last_boxed(answer)
+        expression = answer.strip() if boxed is None else boxed
+        if not expression:
+            return Verdict(False, "empty")
+        if len(expression) > MAX_CHARACTERS:
+            return Verdict(False, f"{len(expression)} characters, at most {MAX_CHARACTERS} are read")
+        key = expression, tuple(golds)
+        with self._lock:
+            if key in self._verdicts:
+                self._verdicts.move_to_end(key)
+                return self._verdicts[key]
+        worker = self._slots.get()
+        try:
+            worker = self._still_usable(worker) or self._start()
+            reply = worker.ask({"answer": expression, "golds": list(golds)}, self._seconds)
+        except _WorkerFailure as failure:
+            if self._closed:
+                raise MathCheckError("the checker is closed") from failure
+            return Verdict(False, str(failure))
+        finally:
+            self._slots.put(self._still_usable(worker))
+        verdict = Verdict(reply["correct"] is True, str(reply["reason"]))
+        with self._lock:
+            self._verdicts[key] = verdict
+            if len(self._verdicts) > CACHED_VERDICTS:
+                self._verdicts.popitem(last=False)
+        return verdict
+
+    def close(self) -> None:
+        """Kills the workers; checks under way or still to come raise MathCheckError."""
+        with self._lock:
+            self._closed = True
+            for worker in self._running:
+                worker.kill()
+        slots = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                slots.append(self._slots.get_nowait())
+        for slot in slots:  # the others are in use: whoever has one finds it killed
+            self._slots.put(self._still_usable(slot))
+        atexit.unregister(self.close)
+
+    def _start(self) -> _Worker:
+        try:
+            with self._lock:  # close() sees every worker, or none is started
+                if self._closed:
+                    raise MathCheckError("the checker is closed")
+                worker = _Worker(self._seconds)
+                self._running.add(worker)
+            worker.wait_until_ready()
+        except (_WorkerFailure, OSError) as failure:
+            reason = "the checker is closed" if self._closed else f"no worker can be started: {failure}"
+            raise MathCheckError(reason) from failure
+        return worker
+
+    def _still_usable(self, worker: _Worker | None) -> _Worker | None:
+        if worker is None or (worker.alive() and not self._closed):
+            return worker
+        worker.stop()
+        with self._lock:
+            self._running.discard(worker)
+        return None
+
+
+class _WorkerFailure(Exception):
+    """The worker gave no reply and has been stopped."""
+
+
+class _Worker:
+    """One process and the pipes to it, used by one thread at a time."""
+
+    def __init__(self, seconds: float) -> None:
+        # By path and with -P: no package is imported but math_verify, and nothing from the current folder.
+        # No death signal of the parent: it would follow the death of the thread that starts the worker.
+        limits = [str(MEMORY_BYTES), str(math.ceil(seconds) + 1)]
+        env = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+        env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(_WORKER), *limits],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=env,
+            start_new_session=True,  # an interrupt at the terminal is the trainer's to handle
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests, self._replies = self._process.stdin, self._process.stdout
+
+    def wait_until_ready(self) -> None:
+        reply = self._reply(START_SECONDS)
+        if "error" in reply:
+            self.stop()
+            raise _WorkerFailure(reply["error"])
+
+    def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        try:
+            self._requests.write(json.dumps(request).encode() + b"\n")
+            self._requests.flush()
+        except OSError as error:  # it died between two checks
+            raise self._failure() from error
+        reply = self._reply(seconds)
+        if reply["retire"]:
+            self.stop()
+        return reply
+
+    def _reply(self, seconds: float) -> dict[str, Any]:
+        deadline = time.monotonic() + seconds
+        line = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._replies, selectors.EVENT_READ)
+            while not line.endswith(b"\n"):
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    self.stop()
+                    raise _WorkerFailure(f"no verdict within {seconds:g} s")
+                piece = os.read(self._replies.fileno(), 1 << 16)
+                if not piece:
+                    raise self._failure()
+                line += piece
+        value: dict[str, Any] = json.loads(line)
+        return value
+
+    def _failure(self) -> _WorkerFailure:
+        self.stop()
+        return _WorkerFailure(f"the process that compares ended with {self._process.returncode}")
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """Ends the process, from any thread; whoever uses it notices and calls :meth:`stop`."""
+        self._process.kill()
+
+    def stop(self) -> None:
+        """Ends the process and closes the pipes."""
+        self._process.kill()
+        self._process.wait()
+        self._replies.close()
+        with contextlib.suppress(BrokenPipeError):  # a request that the process did not read any more
+            self._requests.close()
