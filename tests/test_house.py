@@ -93,7 +93,10 @@ def test_other_libraries_are_known_to_integrations_only() -> None:
         ("tasks", "config environments engines rollout allocation policy"),
         ("environments", "config engines rollout allocation policy sources evaluation"),
         ("retrieval", "config environments engines rollout allocation policy sandbox sources evaluation"),
-        ("sandbox", "config tasks environments retrieval engines rollout allocation policy sources evaluation"),
+        (
+            "sandbox",
+            "config tasks environments retrieval engines rollout allocation policy sources evaluation",
+        ),
         ("engines", "tasks environments rollout allocation policy"),
         ("rollout", "config allocation policy"),
         ("allocation", "config tasks environments engines rollout policy"),

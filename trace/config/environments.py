@@ -116,15 +116,15 @@ def with_environment_kind(raw: Any) -> Any:
     Raises ValueError if a kind is given that does not belong to the task.
     """
     task = raw.get("task") if isinstance(raw, dict) else None
-    if not isinstance(task, dict):
-        return raw
-    kind = environment_kind(task.get("kind"))
+    task_kind = task.get("kind") if isinstance(task, dict) else getattr(task, "kind", None)
+    if task_kind is None:
+        # The missing task is the error to report, not an environment that follows from it.
+        return {"environment": {"kind": "search"}} | raw if isinstance(raw, dict) else raw
+    kind = environment_kind(task_kind)
     environment = raw.get("environment") or {}
     if not isinstance(environment, dict):
         return raw
     given = environment.get("kind", kind)
     if given != kind:
-        raise ValueError(
-            f"environment.kind={given} does not go with task.kind={task.get('kind')}: leave it out"
-        )
+        raise ValueError(f"environment.kind={given} does not go with task.kind={task_kind}: leave it out")
     return raw | {"environment": environment | {"kind": kind}}

@@ -59,6 +59,7 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         raise ConfigError(f"{path} is empty; it must hold a mapping of sections")
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} must hold a mapping of sections, found {type(raw).__name__}")
+    raw = {key: _unshared(value) for key, value in raw.items()}
     for override in overrides:
         _override(raw, override)
     return raw
@@ -112,6 +113,13 @@ _Loader.add_implicit_resolver(
 
 def _read_yaml(text: str) -> Any:
     return yaml.load(text, _Loader)
+
+
+def _unshared(value: Any) -> Any:
+    """A copy in which no two places are one object, as YAML's `*aliases` are: an override changes one place."""
+    if isinstance(value, dict):
+        return {key: _unshared(inner) for key, inner in value.items()}
+    return [_unshared(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _override(raw: dict[str, Any], override: str) -> None:

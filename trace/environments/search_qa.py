@@ -130,19 +130,16 @@ class SearchQA:
             return self._answer(content, self._task)
         if last:
             self._done = True
-            return StepResult("", True, 0.0, "invalid" if kind == "invalid" else "no_answer")
+            scores = dict.fromkeys(_scores("", self._task), 0.0)
+            return StepResult("", True, 0.0, "invalid" if kind == "invalid" else "no_answer", scores=scores)
         if kind == "search":
             self._searches += 1
             return self._search(content)
         return StepResult(self._observation([self._notices.invalid], self._is_last()), False, None, "invalid")
 
     def _answer(self, prediction: str, task: Task) -> StepResult:
-        golds = task.answers
-        scores = {"exact_match": exact_match(prediction, golds), "f1": token_f1(prediction, golds)}
-        scores |= official_scores(task.source, prediction, golds)
-        return StepResult(
-            "", True, self._score(prediction, golds), "answer", answer=prediction, scores=scores
-        )
+        reward, scores = self._score(prediction, task.answers), _scores(prediction, task)
+        return StepResult("", True, reward, "answer", answer=prediction, scores=scores)
 
     def _is_last(self) -> bool:
         return self._turns == self._max_searches
@@ -187,6 +184,13 @@ class SearchQA:
         if not 0 <= searches <= min(turns, self._max_searches) or turns > self._max_searches + done:
             raise ValueError(f"snapshot {state!r} is impossible with max_searches = {self._max_searches}")
         self._searches, self._turns, self._done = searches, turns, done
+
+
+def _scores(prediction: str, task: Task) -> dict[str, float]:
+    """The common figures and the set's own."""
+    golds = task.answers
+    common = {"exact_match": exact_match(prediction, golds), "f1": token_f1(prediction, golds)}
+    return common | official_scores(task.source, prediction, golds)
 
 
 def _document(number: int, passage: Passage) -> str:

@@ -11,7 +11,7 @@ import yaml
 from trace_rl.config.load import TRAINER_OWNS, ConfigError, dump_config, load_config, parse_config
 
 ROOT = Path(__file__).resolve().parents[3]
-CONFIGS = sorted((ROOT / "configs").glob("**/*.yaml"))
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 MINIMAL = """\
 run_dir: runs/x
 steps: 3

@@ -68,11 +68,14 @@ def test_exact_match_mode():
     assert make(f1_threshold=0.9).step("<answer>Dov</answer>").reward == 0.0
 
 
+UNSCORED = {"exact_match": 0.0, "f1": 0.0}
+
+
 def test_last_turn_has_search_off():
     environment = make(max_searches=2)
     assert DEFAULT_NOTICES.last_turn not in environment.step(SEARCH).observation
     assert environment.step(SEARCH).observation.endswith(f"</information>\n\n{DEFAULT_NOTICES.last_turn}\n\n")
-    assert environment.step(SEARCH) == StepResult("", True, 0.0, "no_answer")
+    assert environment.step(SEARCH) == StepResult("", True, 0.0, "no_answer", scores=UNSCORED)
     with pytest.raises(RuntimeError, match="after the end"):
         environment.step(ANSWER)
 
@@ -91,7 +94,7 @@ def test_invalid_actions_use_up_turns():
     assert (first.outcome, first.done, first.tool_calls) == ("invalid", False, 0)
     assert first.observation == f"\n\n<information>{DEFAULT_NOTICES.invalid}</information>\n\n"
     assert DEFAULT_NOTICES.last_turn in environment.step("<search>never closed").observation
-    assert environment.step("still none") == StepResult("", True, 0.0, "invalid")
+    assert environment.step("still none") == StepResult("", True, 0.0, "invalid", scores=UNSCORED)
 
 
 def test_no_results_and_long_queries():

@@ -79,7 +79,7 @@ def test_the_same_options_give_the_same_tasks() -> None:
 
 def test_the_configs_of_the_example_name_it() -> None:
     training = load_config(ROOT / "configs/custom_example_cpu.yaml")
-    evaluation = load_evaluation(ROOT / "configs/custom_example_eval_cpu.yaml").sets["refund_desk"]
+    evaluation = load_evaluation(ROOT / "configs/evaluate/custom_example_cpu.yaml").sets["refund_desk"]
     assert isinstance(training.task, CustomTask)
     assert evaluation.task == training.task
     assert evaluation.environment == training.environment
