@@ -42,6 +42,7 @@ class Plan:
     bare: int
     continuations: int
     prompt_tokens: int  # expected
+    observation_tokens: int  # expected
     rollout_tokens: int  # expected, prompt included
     flat_max: int
     flat: int
@@ -81,7 +82,7 @@ def plan(config: Config, world: int | None = None, gpu_gib: float = 80.0) -> Pla
     groups = a.bare_rollouts // 2 if a.strategy == "trace" else max(bare // a.group_size, 1)
     active = min(a.pool_size, groups)
 
-    prompt, rollout = expected_rollout(config.environment, config.sampling)
+    prompt, observation, rollout = expected_rollout(config.environment, config.sampling)
     flat = (bare + continuations) * rollout
     # A prompt is held once per tree; a continuation leaves its rollout half way on average.
     packed = active * prompt + bare * (rollout - prompt) + continuations * (rollout - prompt) // 2
@@ -102,6 +103,7 @@ def plan(config: Config, world: int | None = None, gpu_gib: float = 80.0) -> Pla
         bare=bare,
         continuations=continuations,
         prompt_tokens=prompt,
+        observation_tokens=observation,
         rollout_tokens=rollout,
         flat_max=flat_max,
         flat=flat,
@@ -140,23 +142,24 @@ def _world(config: Config) -> tuple[int, str]:
     return GPU_WORLD, f"{why}: {GPU_WORLD} ranks are assumed; `trace-rl plan --world N` plans for N"
 
 
-def expected_rollout(environment: EnvironmentConfig, sampling: SamplingConfig) -> tuple[int, int]:
-    """Expected tokens of a prompt and of a whole rollout (prompt included)."""
+def expected_rollout(environment: EnvironmentConfig, sampling: SamplingConfig) -> tuple[int, int, int]:
+    """Expected tokens of a prompt, of an observation and of a whole rollout (prompt included)."""
     calls = environment.tool_turns * FILL
     prompt = min(PROMPT_TOKENS, ceil(sampling.context_tokens * PROMPT_SHARE))
-    observation = FILL * environment.max_observation_tokens
+    observation = int(FILL * environment.max_observation_tokens)
     if isinstance(environment, FunctionsConfig):
         prompt = min(FUNCTION_PROMPT_TOKENS, sampling.context_tokens // 2)
         observation = min(observation, FUNCTION_RESULT_TOKENS)
     turns = (calls + 1) * FILL * sampling.turn_tokens
-    return prompt, min(sampling.context_tokens, int(prompt + turns + calls * observation))
+    return prompt, observation, min(sampling.context_tokens, int(prompt + turns + calls * observation))
 
 
 def _notes(plan: Plan) -> Iterable[str]:
     e, s = plan.config.environment, plan.config.sampling
-    prompt, _ = expected_rollout(e, s)
+    prompt = plan.prompt_tokens
     longest = prompt + (e.tool_turns + 1) * s.turn_tokens + e.tool_turns * e.max_observation_tokens
-    if longest > s.context_tokens:
+    # Function calling has its limits for each message of the user, however many those are.
+    if longest > s.context_tokens and not isinstance(e, FunctionsConfig):
         yield (
             f"a rollout that fills every turn has about {longest:,} tokens and ends at "
             f"sampling.context_tokens={s.context_tokens}"
@@ -218,9 +221,9 @@ def render(plan: Plan) -> str:
         f"tokens     {plan.flat:,} expected per step if every rollout were a sequence of its own",
         f"           {plan.packed:,} expected packed as trees ({plan.flat / plan.packed:.1f} times fewer)",
         f"           {plan.flat_max:,} at most (leaves x sampling.context_tokens = {s.context_tokens:,})",
-        f"           expected means: a rollout of {plan.rollout_tokens:,} with a prompt of "
-        f"{plan.prompt_tokens}, half of the",
-        "           turn, observation and search limits used, continuations leaving half way",
+        f"           expected means: a rollout of {plan.rollout_tokens:,} with a prompt of {plan.prompt_tokens}, "
+        "half of the turns and of",
+        f"           their limit used, observations of {plan.observation_tokens}, continuations leaving half way",
         f"passes     {plan.micro_batches} expected, {plan.micro_batches_max} at most micro-batches of up to "
         f"{c.optimizer.micro_batch_tokens:,} tokens per rank and update",
     ]

@@ -15,9 +15,12 @@ from . import ledger
 from .allocation.strategies import STRATEGIES, PrefixStage, RootStage
 from .config.load import ConfigError
 from .engines.protocol import EngineCounters
+from .environments.protocol import ToolOutageError
 from .policy.batch import Features, Forest, prompt_forest
 from .rollout.tree import RolloutTree
 from .state import Run
+
+MAX_ERROR_SHARE = 0.5  # of a step's rollouts that a failing tool may end before the run stops
 
 
 def plant_pool(run: Run) -> tuple[list[RolloutTree], int]:
@@ -87,20 +90,20 @@ def sample_bare(
         return share_trees(run, trees, mine, sample), owners
 
 
-class ToolOutageError(RuntimeError):
-    """No rollout of a step came to its own end: the tool is down, and there is nothing to learn from."""
-
-
 def sound_trees(trees: list[RolloutTree], step: int) -> list[RolloutTree]:
     """The trees without the rollouts that a tool's failure ended; trees with no other are left out.
 
-    Raises ToolOutageError, with the tool's own words, if nothing is left.
+    Raises ToolOutageError, with the tool's own words, if these were more than half: the others are those that
+    needed the tool least, and learning from them alone would teach not to use it.
     """
-    sound = [tree for tree in (tree.without_errors() for tree in trees) if tree.leaves()]
-    if not sound:
-        first = next(node.error for tree in trees for node in tree.nodes if node.error)
-        raise ToolOutageError(f"every rollout of step {step} was ended by its tool, the first by: {first}")
-    return sound
+    leaves = sum(len(tree.leaves()) for tree in trees)
+    errors = [node.error for tree in trees for node in tree.nodes if node.error]
+    if len(errors) > MAX_ERROR_SHARE * leaves:
+        raise ToolOutageError(
+            f"{len(errors)} of the {leaves} rollouts of step {step} were ended by their tool, the first by: "
+            f"{errors[0]}"
+        )
+    return [tree for tree in (tree.without_errors() for tree in trees) if tree.leaves()]
 
 
 def score_anchors(run: Run, trees: list[RolloutTree]) -> Features:

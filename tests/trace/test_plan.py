@@ -113,7 +113,7 @@ def test_the_cold_start_makes_the_shape() -> None:
 def test_expected_rollout_of_the_8b_config() -> None:
     config = load_config(CONFIG_8B)
     # 256 + (2 searches + 1 answer) x 250 + 2 x 250
-    assert expected_rollout(config.environment, config.sampling) == (256, 1506)
+    assert expected_rollout(config.environment, config.sampling) == (256, 250, 1506)
 
 
 def test_budget_of_the_8b_config() -> None:
@@ -229,7 +229,7 @@ def test_planning_loads_nothing_heavy() -> None:
 
 def test_prompts_of_function_calling_document_the_functions() -> None:
     sampling = SamplingConfig(turn_tokens=1024, context_tokens=32768)
-    prompt, rollout = expected_rollout(FunctionsConfig(), sampling)
-    assert prompt == 4096
+    prompt, observation, rollout = expected_rollout(FunctionsConfig(), sampling)
+    assert (prompt, observation) == (4096, 400)
     assert rollout == 4096 + 11 * 512 + 10 * 400  # half of 20 steps, half their tokens, a result for each
-    assert expected_rollout(SearchConfig(), sampling) == (256, 256 + 3 * 512 + 2 * 250)
+    assert expected_rollout(SearchConfig(), sampling) == (256, 250, 256 + 3 * 512 + 2 * 250)

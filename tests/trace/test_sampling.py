@@ -8,7 +8,8 @@ import pytest
 from trace_rl.config.load import ConfigError
 from trace_rl.config.schema import AllocationConfig, SamplingConfig
 from trace_rl.rollout.tree import Node, RolloutTree
-from trace_rl.sampling import ToolOutageError, plant_pool, sound_trees
+from trace_rl.environments.protocol import ToolOutageError
+from trace_rl.sampling import plant_pool, sound_trees
 from trace_rl.tasks.order import TaskOrder
 from trace_rl.tasks.task import Task
 
@@ -66,7 +67,7 @@ def test_a_tool_that_is_down_stops_the_run_with_its_own_words() -> None:
     failed = Node(0, 1, "bare", [1], [1], [0.0], reward=0.0, outcome="tool_error", error="connection refused")
     won = Node(0, 1, "bare", [2], [1], [0.0], reward=1.0, outcome="answer")
     task = Task("t", "Who?", ("x",), "test")
-    down, mixed = RolloutTree(task, [root, failed]), RolloutTree(task, [root, failed, won])
-    assert [len(tree.nodes) for tree in sound_trees([down, mixed], 3)] == [2]
-    with pytest.raises(ToolOutageError, match=r"every rollout of step 3 .* connection refused"):
-        sound_trees([down, down], 3)
+    down, mixed = RolloutTree(task, [root, failed]), RolloutTree(task, [root, failed, won, won, won])
+    assert [len(tree.nodes) for tree in sound_trees([down, mixed], 3)] == [4]
+    with pytest.raises(ToolOutageError, match=r"4 of the 7 rollouts of step 3 .* connection refused"):
+        sound_trees([down, down, down, mixed], 3)

@@ -23,12 +23,12 @@ class StepResult:
             ``"invalid"`` (malformed action), ``"no_answer"`` (the last turn did something well-formed other
             than answering) and ``"tool_error"``; other words (``"search"``, ``"python"``) are free.
         tool_calls: tool calls made by this action.
-        tool_failed: the tool was called and raised.
+        tool_failures: of these, calls that the tool could not carry out or answered with an error.
         oversized: the tool's result was replaced by a notice because no part of it fitted.
         answer: what was scored, when ``done``; ``""`` if there was nothing to score.
         scores: named figures of the finished episode, each in [0, 1]; evaluations average them.
         error: why a tool, not the policy, ended the episode; with it go ``done``, reward 0 and the outcome
-            ``"tool_error"``. Such a rollout teaches nothing: its loss has weight 0.
+            ``"tool_error"``. Such a rollout teaches nothing: it is counted, and then left out of its tree.
     """
 
     observation: str
@@ -36,7 +36,7 @@ class StepResult:
     reward: float | None
     outcome: str
     tool_calls: int = 0
-    tool_failed: bool = False
+    tool_failures: int = 0
     oversized: bool = False
     answer: str = ""
     scores: dict[str, float] = field(default_factory=dict)
@@ -52,6 +52,10 @@ class StepResult:
                 f"an error ends the episode with the outcome 'tool_error', got {self.outcome!r} with "
                 f"done={self.done} and the error {self.error!r}"
             )
+
+
+class ToolOutageError(RuntimeError):
+    """The tool is down: too many rollouts were ended by its failures for the others to be trusted."""
 
 
 class Environment(Protocol):

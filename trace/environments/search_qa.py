@@ -150,7 +150,7 @@ class SearchQA:
             passages = self._index.search(query, self._top_k)
         except RetrievalError as error:
             self._done = True
-            return StepResult("", True, 0.0, "tool_error", tool_calls=1, tool_failed=True, error=str(error))
+            return StepResult("", True, 0.0, "tool_error", tool_calls=1, tool_failures=1, error=str(error))
         documents = [_document(i, p) for i, p in enumerate(passages, start=1)]
         if not documents:
             text = self._observation([self._notices.nothing_found], last)

@@ -120,7 +120,7 @@ class Collector:
             result = await asyncio.to_thread(environment.step, self.transcript.text(completion.token_ids))
             node.outcome = result.outcome
             node.tool_calls = result.tool_calls
-            node.tool_failures = int(result.tool_failed)
+            node.tool_failures = result.tool_failures
             node.oversized_results = int(result.oversized)
             node.answer, node.scores, node.error = result.answer, dict(result.scores), result.error
             if result.done:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trace_rl.config.tasks import FileTask
+from trace_rl.config.tasks import FileTask, QaTask
 from trace_rl.tasks.readers import Reader
 from trace_rl.tasks.task import Passage, Task
 
@@ -30,16 +30,21 @@ def read_splits(task: FileTask, reader: Reader) -> Read:
         tasks: dict[str, Task] = {}
         for file in files:
             loaded = reader(file, on_malformed=task.on_malformed)
-            for t in loaded.tasks:
-                if task.ability in (None, t.extra.get("ability")):
-                    tasks.setdefault(t.id, t)
+            new = [t for t in loaded.tasks if ability in (None, t.extra.get("ability")) and t.id not in tasks]
+            again = sum(t.id in tasks for t in loaded.tasks)
+            tasks |= {t.id: t for t in new}
             skipped.extend(loaded.skipped)
+            if again:
+                skipped.append(f"{file}: {again} records have ids of earlier files")
             passages.update({(p.title, p.text): p for p in loaded.passages})
         return list(tasks.values())
 
-    train = read(task.train)
+    ability = task.ability if isinstance(task, QaTask) else None
+    train, held_out = read(task.train), read(task.test)
     ids, questions = {t.id for t in train}, {_plain(t.question) for t in train}
-    test = [t for t in read(task.test) if t.id not in ids and _plain(t.question) not in questions]
+    test = [t for t in held_out if t.id not in ids and _plain(t.question) not in questions]
+    if len(test) < len(held_out):
+        skipped.append(f"{len(held_out) - len(test)} held-out questions are among the training questions")
     return Read(train[: task.limit], test[: task.limit], list(passages.values()), skipped)
 
 

@@ -12,7 +12,7 @@ from trace_rl.environments.protocol import Environment
 from trace_rl.environments.search_qa import SHORT_NOTICES, Notices, SearchQA
 from trace_rl.retrieval.bm25 import Bm25Index
 from trace_rl.retrieval.corpus import load_corpus_jsonl
-from trace_rl.retrieval.protocol import SearchIndex
+from trace_rl.retrieval.protocol import RetrievalError, SearchIndex
 from trace_rl.tasks.readers import READERS
 from trace_rl.tasks.task import Passage
 from trace_rl.tasks.world import World, WorldConfig, build_world
@@ -59,9 +59,14 @@ def _index(task: QaTask, environment: SearchConfig, passages: Sequence[Passage])
     if server:
         from trace_rl.retrieval.http_client import HttpRetriever
 
-        return HttpRetriever(
+        client = HttpRetriever(
             server.url, timeout_s=server.timeout_s, retries=server.retries, connections=server.connections
         )
+        try:
+            client.search("a first search, to see that the server answers", 1)
+        except RetrievalError as error:
+            raise ValueError(f"environment.retriever: {error}") from error
+        return client
     if task.corpus and task.corpus.is_dir():
         from trace_rl.retrieval.disk_index import DiskIndex
 

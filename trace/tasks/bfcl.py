@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
-import os
 import random
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -107,6 +107,7 @@ def load_bfcl(
         else:
             _write(path, split)
     chosen = [entry for subset in subsets for entry in _entries(subset).values()]
+    chosen.sort(key=lambda entry: entry.scenario)  # so that the first so many are of all subsets
     train_ids = set(split["train"])
     train = [_task(e) for e in chosen if e.id in train_ids]
     test = [_task(e) for e in chosen if e.id not in train_ids]
@@ -167,7 +168,7 @@ def _check_same_split(path: Path, split: dict[str, Any]) -> None:
 
 def _write(path: Path, split: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # ranks may write at the same time
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")  # ranks may write at the same time
     partial.write_text(json.dumps(split, indent=1) + "\n", encoding="utf-8")
     partial.replace(path)
 

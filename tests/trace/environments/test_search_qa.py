@@ -100,7 +100,7 @@ def test_invalid_actions_use_up_turns():
 def test_no_results_and_long_queries():
     result = make().step("<search> zebra </search>")
     assert DEFAULT_NOTICES.nothing_found in result.observation
-    assert (result.tool_calls, result.tool_failed, result.oversized) == (1, False, False)
+    assert (result.tool_calls, result.tool_failures, result.oversized) == (1, 0, False)
     assert "Doc 1" in make().step(f"<search> {'common ' * 50_000} </search>").observation
 
 
@@ -133,7 +133,7 @@ def test_failing_index():
             raise RetrievalError("down")
 
     result = make(Broken()).step(SEARCH)
-    assert (result.outcome, result.tool_failed, result.done) == ("tool_error", True, True)
+    assert (result.outcome, result.tool_failures, result.done) == ("tool_error", 1, True)
     assert (result.reward, result.observation, result.error) == (0.0, "", "down")
 
 

@@ -66,6 +66,11 @@ def test_all_variants_of_a_scenario_are_on_one_side():
     assert {t.id for t in load_bfcl(["miss_func"])[1]} == {t.id for t in test if t.source == "bfcl_miss_func"}
 
 
+def test_the_first_so_many_are_of_all_subsets():
+    for tasks in load_bfcl():
+        assert [t.source for t in tasks[:8]] == [f"bfcl_{s}" for s in SUBSETS] * 2
+
+
 def test_the_split_depends_on_seed_and_share():
     test = {seed: [t.id for t in load_bfcl(["base"], seed=seed)[1]] for seed in (0, 0, 1)}
     assert test[0] != test[1]
@@ -78,8 +83,8 @@ def test_the_split_file_is_written_and_read_back(tmp_path):
     first = load_bfcl(split_file=path)
     written = json.loads(path.read_text())
     assert (written["bfcl_eval"], written["seed"], written["train_share"]) == (bfcl_version(), 0, 0.8)
-    assert written["train"] == [t.id for t in first[0]]
-    assert written["test"] == [t.id for t in first[1]]
+    assert sorted(written["train"]) == sorted(t.id for t in first[0])
+    assert sorted(written["test"]) == sorted(t.id for t in first[1])
     before = path.stat().st_mtime_ns
     assert load_bfcl(split_file=path) == first
     assert load_bfcl(["base"], split_file=path)[1] == [t for t in first[1] if t.source == "bfcl_base"]
