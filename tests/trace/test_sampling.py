@@ -7,8 +7,8 @@ import pytest
 
 from trace_rl.config.load import ConfigError
 from trace_rl.config.schema import AllocationConfig, SamplingConfig
-from trace_rl.rollout.tree import Node, RolloutTree
 from trace_rl.environments.protocol import ToolOutageError
+from trace_rl.rollout.tree import Node, RolloutTree
 from trace_rl.sampling import plant_pool, sound_trees
 from trace_rl.tasks.order import TaskOrder
 from trace_rl.tasks.task import Task

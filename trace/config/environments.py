@@ -83,6 +83,9 @@ class FunctionsConfig(Section):
     max_observation_tokens: PositiveInt = 16384
     """The longest tool results of a step are replaced whole by a notice until they fit; tokens."""
 
+    instructions: str | None = None
+    """Text added to the system message; null leaves the prompt as it is in BFCL."""
+
     @property
     def tool_turns(self) -> int:
         return self.max_steps

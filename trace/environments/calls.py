@@ -29,9 +29,12 @@ class Call:
 
 
 def render_call(call: Call) -> str:
-    """The call in Python's syntax: ``cd(folder='document')``."""
+    """The call in Python's syntax: ``cd(folder='document')``.
+
+    Names must be ASCII: Python takes ``ｌs`` in full width for ``ls``, which is another name in JSON.
+    """
     names = (call.name, *call.arguments)
-    if not all(name.isidentifier() and not keyword.iskeyword(name) for name in names):
+    if not all(name.isascii() and name.isidentifier() and not keyword.iskeyword(name) for name in names):
         return NO_SUCH_FUNCTION
     parts = [repr(value) for value in call.positional]
     parts += [f"{name}={value!r}" for name, value in call.arguments.items()]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, Literal, TypeGuard
 
 from trace_rl.tasks.bfcl import Entry, bfcl_entry
@@ -15,9 +17,10 @@ from .bfcl.wheel import revelation
 from .calls import parse_call, render_call
 from .neutralize import neutralize
 from .protocol import Message, StepResult
-from .tool_formats import Hermes, PythonCalls, ToolFormat
+from .tool_formats import MAX_CALLS_PER_ACTION, Hermes, PythonCalls, ToolFormat
 
 OVERSIZED = "The result is too long to show."
+_CHARACTERS_PER_TOKEN = 16  # more than any text has; what is beyond is not even tokenised
 
 _FORMATS: dict[str, ToolFormat] = {"hermes": Hermes(), "python": PythonCalls()}
 
@@ -42,7 +45,8 @@ class FunctionCalling:
         tool_format: ``"hermes"`` or ``"python"``, see :mod:`.tool_formats`.
         max_steps_per_turn: steps with calls per user turn, >= 1; the benchmark allows 20.
         max_observation_tokens: limit of the results of one step. The longest results are replaced whole by a
-            notice until they fit (``oversized``). Messages of the user are never cut.
+            notice until they fit (``oversized``); all together are taken to be too long at more than 16
+            characters per token. Messages of the user are never cut.
         count_tokens: tokens of a string in the policy's tokenizer.
         instructions: added to the system message; None or ``""`` for the benchmark's prompt as it is.
 
@@ -101,14 +105,15 @@ class FunctionCalling:
             return self._end("step_limit")
         results = [simulators.call(call) for call in parsed.calls]
         self._turns[-1].append(calls)
-        observation, oversized = self._observation(calls, [neutralize(result.text) for result in results])
+        shown = [neutralize(call) for call in calls]  # the `python` format repeats them beside their results
+        observation, oversized = self._observation(shown, [result.text for result in results])
         return StepResult(
             observation,
             False,
             None,
             "call",
             tool_calls=len(calls),
-            tool_failed=any(result.failed for result in results),
+            tool_failures=sum(result.failed for result in results),
             oversized=oversized,
         )
 
@@ -123,7 +128,10 @@ class FunctionCalling:
         turns, done = state.get("turns"), state.get("done")
         if type(done) is not bool or not _is_turns(turns):
             raise ValueError(f"not a FunctionCalling snapshot: {state!r}")
-        if not 1 <= len(turns) <= len(entry.questions) or any(len(t) > self._max_steps + done for t in turns):
+        steps = max(map(len, turns), default=0)
+        calls_per_step = max((len(step) for turn in turns for step in turn), default=0)
+        possible = steps <= self._max_steps + done and calls_per_step <= MAX_CALLS_PER_ACTION
+        if not possible or not 1 <= len(turns) <= len(entry.questions):
             raise ValueError(f"snapshot is impossible for {entry.id} with {self._max_steps} steps per turn")
         calls = [parse_call(text) for turn in turns for step in turn for text in step]
         self._start(entry)
@@ -163,13 +171,30 @@ class FunctionCalling:
         return StepResult("", True, float(solved), outcome, answer=json.dumps(self._turns), scores=scores)
 
     def _observation(self, calls: Sequence[str], texts: list[str]) -> tuple[str, bool]:
-        shown = list(texts)
+        """Shows as many of the shortest results as fit: their number is found by bisection."""
         by_size = sorted(range(len(texts)), key=lambda i: len(texts[i]))
-        while self._count_tokens(text := self._format.results(calls, shown)) > self._limit:
-            if not by_size:  # even the notices are too many: one stands for all
-                return self._format.results(["..."], [OVERSIZED]), True
-            shown[by_size.pop()] = OVERSIZED
-        return text, shown != texts
+        sizes = list(accumulate(len(texts[i]) for i in by_size))
+        most = bisect_right(sizes, self._limit * _CHARACTERS_PER_TOKEN)
+        least = sum(len(text) <= len(OVERSIZED) for text in texts)  # a notice would take more room
+        shown = {i: neutralize(texts[i]) for i in by_size[:most]}
+
+        def rendered(kept: int) -> str | None:
+            whole = set(by_size[:kept])
+            lines = [shown[i] if i in whole else OVERSIZED for i in range(len(texts))]
+            text = self._format.results(calls, lines)
+            return text if self._count_tokens(text) <= self._limit else None
+
+        if least <= most and (text := rendered(most)) is not None:
+            return text, most < len(texts)
+        if least >= most or (best := rendered(least)) is None:  # one notice stands for all
+            return self._format.results(["..."], [OVERSIZED]), True
+        while most - least > 1:
+            middle = (least + most) // 2
+            if (text := rendered(middle)) is None:
+                most = middle
+            else:
+                least, best = middle, text
+        return best, True
 
 
 def _is_turns(value: Any) -> TypeGuard[list[list[list[str]]]]:

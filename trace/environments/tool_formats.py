@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from .calls import Call, CallError, check_literal, parse_calls
 
 MAX_CHARACTERS = 65_536  # of an action that is read; longer ones are malformed
+MAX_CALLS_PER_ACTION = 64  # of an action; the ground truths make 34 in a whole turn
 
 Function = dict[str, Any]
 """Documentation of one function: ``name``, ``description``, ``parameters`` (JSON schema)."""
@@ -44,10 +45,8 @@ class Hermes:
     """Hermes' format as Qwen3's chat template renders it; decoding follows BFCL's handler for Qwen3.
 
     A ``<tool_call>`` block that is no JSON is left out; one without name or arguments, or with arguments out
-    of bounds (see :mod:`.calls`), makes the whole action malformed.
+    of bounds (see :mod:`.calls`), makes the whole action malformed, and so do more than 64 calls.
     """
-
-    _BLOCK = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 
     def system(self, functions: Sequence[Function], instructions: str = "") -> str:
         """``instructions``, then the tools in the words of Qwen3's template."""
@@ -67,7 +66,7 @@ class Hermes:
         if len(text) > MAX_CHARACTERS:
             return Parsed(malformed=True)
         calls = []
-        for block in self._BLOCK.findall(text):
+        for block in _blocks(text):
             try:
                 value = json.loads(block)
             except (ValueError, RecursionError):
@@ -76,6 +75,8 @@ class Hermes:
                 calls.append(_hermes_call(value))
             except (ValueError, RecursionError):
                 return Parsed(malformed=True)
+        if len(calls) > MAX_CALLS_PER_ACTION:
+            return Parsed(malformed=True)
         return Parsed(calls, malformed=not calls and "<tool_call>" in text)
 
     def results(self, calls: Sequence[str], results: Sequence[str]) -> str:
@@ -86,7 +87,7 @@ class Hermes:
 class PythonCalls:
     """BFCL's prompting format: ``[f(a=1), g(b='x')]`` and nothing else in the action.
 
-    Positional arguments are accepted, as the benchmark's own answers use them.
+    Positional arguments are accepted, as the benchmark's own answers use them. More than 64 calls are malformed.
     """
 
     def system(self, functions: Sequence[Function], instructions: str = "") -> str:
@@ -115,9 +116,10 @@ class PythonCalls:
             return Parsed(malformed=True)
         wrapped = ("" if text.startswith("[") else "[") + text + ("" if text.endswith("]") else "]")
         try:
-            return Parsed(parse_calls(wrapped))
+            calls = parse_calls(wrapped)
         except CallError:
             return Parsed(malformed=re.match(r"\[|\w+\(", text) is not None)
+        return Parsed(malformed=True) if len(calls) > MAX_CALLS_PER_ACTION else Parsed(calls)
 
     def results(self, calls: Sequence[str], results: Sequence[str]) -> str:
         """BFCL's list of tool messages."""
@@ -127,6 +129,19 @@ class PythonCalls:
 
 def _spoken(action: str) -> str:
     return action.rpartition("</think>")[2]
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """What stands between tags with line breaks inside; as a regular expression it takes quadratic time."""
+    opening, closing = "<tool_call>\n", "\n</tool_call>"
+    end = 0
+    while (start := text.find(opening, end)) >= 0:
+        start += len(opening)
+        end = text.find(closing, start)
+        if end < 0:
+            return
+        yield text[start:end]
+        end += len(closing)
 
 
 def _hermes_call(value: Any) -> Call:

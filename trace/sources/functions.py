@@ -26,6 +26,7 @@ def function_source(task: BfclTask, e: FunctionsConfig) -> Source:
                 max_steps_per_turn=e.max_steps,
                 max_observation_tokens=e.max_observation_tokens,
                 count_tokens=count_tokens,
+                instructions=e.instructions,
             )
 
         return make

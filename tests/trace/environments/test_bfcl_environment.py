@@ -83,7 +83,7 @@ def test_failing_calls_are_answered_and_the_turn_goes_on():
     env = environment(tool_format="python")
     env.reset(BASE)
     result = env.step("[cd(folder='nowhere'), cd(place='x'), open(file='/etc/passwd'), ls()]")
-    assert (result.outcome, result.tool_calls, result.tool_failed) == ("call", 4, True)
+    assert (result.outcome, result.tool_calls, result.tool_failures) == ("call", 4, 2)
     assert "No such file or directory" in result.observation
     assert "unexpected keyword argument 'place'" in result.observation
     assert "name 'open' is not defined" in result.observation

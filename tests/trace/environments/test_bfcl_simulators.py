@@ -94,6 +94,8 @@ def test_many_threads_get_what_one_gets():
         "logarithm(value='1e1000000000', base=10, precision=5)",
         "logarithm(value='1e1000000000/3', base=10, precision=5)",
         "square_root(number=2, precision=100000000)",
+        "square_root(number=2, precision=101)",
+        "logarithm(9223372036854775806, 9223372036854775805, 101)",
     ],
 )
 def test_calls_that_would_not_come_back_are_refused(text):
@@ -109,6 +111,7 @@ def test_calls_that_would_not_come_back_are_refused(text):
         "power('a', 2)",
         "power(base=2, exponent=[1])",
         "logarithm(10000000, 10, 5)",
+        "logarithm(10000000, 10, 100)",
         "logarithm()",
         "square_root(number=1000000, precision=28)",
         "round_number(2.5)",

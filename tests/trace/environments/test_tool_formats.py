@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import trl
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from trace_rl.environments.calls import render_call
-from trace_rl.environments.tool_formats import Hermes, Parsed, PythonCalls
+from trace_rl.environments.tool_formats import Hermes, Parsed, PythonCalls, _blocks
 from trace_rl.tasks.bfcl import bfcl_entry
 
 ENTRY = bfcl_entry("multi_turn_base_3")
@@ -114,6 +116,11 @@ def test_hermes_is_decoded_as_by_bfcls_qwen3_handler(action):
         theirs = []
     ours = [render_call(call) for call in HERMES.parse(action).calls]
     assert [ast.dump(ast.parse(c)) for c in ours] == [ast.dump(ast.parse(c)) for c in theirs]
+
+
+@given(st.lists(st.sampled_from(["<tool_call>", "</tool_call>", "\n", "x"])).map("".join))
+def test_blocks_are_those_of_the_handlers_expression(text):
+    assert list(_blocks(text)) == re.findall(r"<tool_call>\n(.*?)\n</tool_call>", text, re.DOTALL)
 
 
 PYTHON_ACTIONS = [

@@ -13,12 +13,12 @@ _PARAMETERS = {
     "round_number": ("number", "decimal_places"),
     "square_root": ("number", "precision"),
 }
-_MAX_DIGITS = 10_000
-_MAX_BITS = 100_000
+_MAX_DIGITS = 100  # the ground truths ask for 10
+_MAX_BITS = 10_000
 
 
 def runs_away(call: Call) -> bool:
-    """Whether a result would have more than 100,000 bits or 10,000 digits: ``power(9, 10**15)``.
+    """Whether a result would have more than 10,000 bits or 100 digits: ``power(9, 10**15)``.
 
     The official executor would compute them; no ground truth comes near these bounds.
     """

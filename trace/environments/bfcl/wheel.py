@@ -35,8 +35,11 @@ def inside() -> Iterator[None]:
 
 
 @contextmanager
-def fresh_long_context() -> Iterator[None]:
-    """Puts the records that all long-context scenarios share back afterwards: scenarios change them."""
+def fresh_records() -> Iterator[None]:
+    """Puts back afterwards what all scenarios share and change.
+
+    These are the records of long-context scenarios, and the lists that are defaults of parameters.
+    """
     module = _import(f"{_EVALUATION}.func_source_code.long_context")
     shared = [value for name, value in vars(module).items() if name.isupper() and isinstance(value, dict)]
     before = copy.deepcopy(shared)
@@ -46,6 +49,9 @@ def fresh_long_context() -> Iterator[None]:
         for value, old in zip(shared, before, strict=True):
             value.clear()
             value.update(old)
+        tags, mentions = simulator_class("TwitterAPI").post_tweet.__defaults__  # the only ones, both empty
+        tags.clear()
+        mentions.clear()
 
 
 def simulator_class(name: str) -> type[Any]:
