@@ -15,10 +15,7 @@ FOLDERS = {"trace_kernels": "trace_kernels", "kernels": "trace_kernels.device", 
 SOURCES = [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))]
 
 MAX_LINES = 300
-LONG_FILES = {
-    "LICENSE",
-    "trace/config/schema.py",  # the reference of all keys: one place to read
-}
+LONG_FILES = {"LICENSE"}
 DATA = ("tests/data/",)
 
 

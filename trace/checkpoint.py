@@ -62,7 +62,8 @@ def latest_step(directory: Path) -> int:
 def load_checkpoint(run: Run, directory: Path) -> int:
     """Restore the latest checkpoint into `run`; returns its step, or 0 when there is none.
 
-    Raises CheckpointError when the checkpoint was written by another number of ranks or cannot be read.
+    Raises CheckpointError when the checkpoint was written by another number of ranks, goes with other training
+    questions, or cannot be read.
     """
     pointer = directory / LATEST
     if not pointer.is_file():
@@ -77,11 +78,17 @@ def load_checkpoint(run: Run, directory: Path) -> int:
     path, state = run.policy.engine.load_checkpoint(str(directory), tag=tag)
     if path is None:
         raise CheckpointError(f"checkpoint {directory / tag} cannot be read")
+    try:
+        run.order.load_state_dict(state["order"])
+    except ValueError as error:
+        raise CheckpointError(
+            f"checkpoint {directory / tag} goes with other training questions ({error}): their files have changed; "
+            "resume with those it was written with, or choose another run_dir"
+        ) from error
     random.setstate(_tuple(state["python_rng"]))
     kind, keys, *rest = state["numpy_rng"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
     torch.set_rng_state(state["torch_rng"])
-    run.order.load_state_dict(state["order"])
     run.predictor.load_state_dict(state["predictor"])
     run.totals = ledger.Ledger(**state["totals"])
     run.version = state["version"]

@@ -100,15 +100,27 @@ class Reporter:
             f"logp diff {metrics['sampling/sampling_logp_difference/max']:.1e}  "
             f"{took:.1f} s  {_clock(left)} left"
         )
+        errors = [node.error for tree in trees for node in tree.nodes if node.error]
+        if errors:
+            share = len(errors) / sum(len(tree.leaves()) for tree in trees)
+            self.say(
+                f"warning: {len(errors)} rollouts ({share:.1%}) were ended by their tool and teach nothing, the "
+                f"first by: {errors[0]}"
+            )
 
     def evaluated(self, name: str, step: int, figures: dict[str, float]) -> None:
         """Record an evaluation."""
-        rest = {"answer_rate", "turns", "questions"}
+        rest = {"answer_rate", "turns", "questions", "tool_errors"}
         shown = ", ".join(f"{key.replace('_', ' ')} {v:.3f}" for key, v in figures.items() if key not in rest)
         self.say(
             f"evaluation {name}: {shown}, answered {figures['answer_rate']:.2f} of "
             f"{figures['questions']:.0f} held-out questions"
         )
+        if figures.get("tool_errors"):
+            self.say(
+                f"warning: {figures['tool_errors']:.0f} of these rollouts were ended by their tool, and count as "
+                "failures"
+            )
         path = self.run_dir / "evaluations.json"
         record = json.loads(path.read_text()) if path.is_file() else {}
         _write(path, record | {name: {"step": step, **figures}})

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import yaml
-
 from .checkpoint import latest_step
-from .config.load import ConfigError, dump_config
+from .config.differences import differences, in_words
+from .config.load import ConfigError, dump_config, load_config
 from .config.schema import Config
 
 # What a resumed run may do otherwise without its figures becoming another run's.
@@ -35,12 +34,19 @@ def prepare(config: Config, resume: bool) -> int:
 
 
 def _refuse_changes(config: Config) -> None:
-    before = yaml.safe_load((config.run_dir / "config.yaml").read_text())
-    now = yaml.safe_load(dump_config(config))
-    keys = sorted((before.keys() | now.keys()) - MAY_CHANGE)
-    changed = [key for key in keys if before.get(key) != now.get(key)]
+    file = config.run_dir / "config.yaml"
+    try:
+        # Through the schema: keys that are new since the run was started have their defaults.
+        before = load_config(file)
+    except ConfigError as error:
+        raise ConfigError(
+            f"run_dir: {file}, which this run was started with, is no valid config any more; choose another "
+            f"run_dir, or mend that file:\n{error}"
+        ) from error
+    old, new = (one.model_dump(mode="json", exclude=MAY_CHANGE) for one in (before, config))
+    changed = list(differences(old, new))
     if changed:
         raise ConfigError(
-            f"run_dir: {config.run_dir} was run with another {', '.join(changed)}; choose another run_dir, or "
+            f"run_dir: {config.run_dir} was run with another {in_words(changed)}; choose another run_dir, or "
             "resume with the values in its config.yaml"
         )

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,9 +17,12 @@ from .cold_start import cold_start
 from .config.load import ConfigError
 from .config.schema import Config
 from .engines.protocol import EngineError
+from .environments.math_check import MathCheckError
+from .environments.protocol import ToolOutageError
 from .evaluation.held_out import evaluate
 from .learning import sync
 from .loop import trace_step
+from .missing_library import MissingLibraryError, missing_libraries_named
 from .phases import Phases, Silent
 from .policy.module import ModelError, check_model_directory
 from .policy.sync import SyncError
@@ -29,7 +33,7 @@ from .rollout.collector import Collector, Limits
 from .rollout.transcript import TemplateError
 from .run_directory import prepare
 from .sampler import load_transcript, make_engine, this_device, wait_ready
-from .sampling import ToolOutageError
+from .sandbox.limits import SandboxError
 from .sources.load import load_source
 from .sources.source import Source
 from .state import Run
@@ -41,15 +45,19 @@ USER_ERRORS = (
     CheckpointError,
     EngineError,
     FileNotFoundError,
+    MathCheckError,
+    MissingLibraryError,
     ModelError,
     RankError,
     RecordError,
+    SandboxError,
     SyncError,
     TemplateError,
     ToolOutageError,
 )
 
 
+@missing_libraries_named()
 def run(config: Config, *, resume: bool = False) -> None:
     """Train as `config` says. Every rank calls this."""
     begun = time.perf_counter()
@@ -158,7 +166,8 @@ def _train(
         report = trace_step(run, step)
         if reporter:
             reporter.step(step, report.trees, report.metrics)
-            _warn_of_uncounted_cost(reporter, report.metrics)
+            for warning in step_warnings(report.metrics):
+                reporter.say(f"warning: {warning}")
         if config.checkpoint_every and (step % config.checkpoint_every == 0 or step == config.steps):
             with run.phases("checkpoint"):
                 save_checkpoint(run, directory, step)
@@ -186,10 +195,12 @@ def summary(run: Run, around: dict[str, float], wall_s: float, resumed_from_step
         phases = _added(phases, times)
     totals = run.totals
     return {
-        "reward_before": evaluations.get("before", {}).get("reward"),
-        "reward_after": evaluations.get("after", {}).get("reward"),
-        "exact_match_before": evaluations.get("before", {}).get("exact_match"),
-        "exact_match_after": evaluations.get("after", {}).get("exact_match"),
+        **{
+            f"{name}_{when}": value
+            for when in ("before", "after")
+            for name, value in evaluations.get(when, {}).items()
+            if name != "step"
+        },
         "effective_ratio_mean": sum(r["effective_ratio"] for r in rows) / max(1, len(rows)),
         "prefix_cache_hit_rate": totals.cached_tokens / max(1, totals.prompt_tokens),
         "continuation_cache_hit_rate": totals.continuation_cached_tokens
@@ -204,16 +215,17 @@ def summary(run: Run, around: dict[str, float], wall_s: float, resumed_from_step
     }
 
 
-def _warn_of_uncounted_cost(reporter: Reporter, metrics: dict[str, float]) -> None:
-    """An engine that counts otherwise than the ledger makes "equal sampling cost" untrue: say so."""
+def step_warnings(metrics: dict[str, float]) -> Iterator[str]:
+    """What makes "equal sampling cost" untrue in a step: other counts than the engine's, leaves not sampled."""
     prefix = "ledger/engine_minus_ledger/"
     off = {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix) and v}
     if off:
-        reporter.say(f"warning: the engine's counters differ from the ledger, engine minus ledger: {off}")
+        yield f"the engine's counters differ from the ledger, engine minus ledger: {off}"
     if metrics["allocation/unspent"]:
-        unspent = metrics["allocation/unspent"]
-        reporter.say(
-            f"warning: {unspent:.0f} leaves not sampled: no rollout had a second turn to branch from"
+        which = " other than those that their tool ended" if metrics["tools/error_rate"] else ""
+        yield (
+            f"{metrics['allocation/unspent']:.0f} leaves not sampled: no rollout{which} had a second turn to "
+            "branch from"
         )
 
 

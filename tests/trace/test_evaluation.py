@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 import pytest
 
 from trace_rl.engines.protocol import Completion, EngineError, Sampling
+from trace_rl.environments.protocol import ToolOutageError
 from trace_rl.environments.search_qa import SearchQA
 from trace_rl.evaluation.held_out import evaluate
 from trace_rl.phases import Phases
 from trace_rl.ranks import Ranks
 from trace_rl.retrieval.bm25 import Bm25Index
+from trace_rl.retrieval.protocol import RetrievalError
 from trace_rl.rollout.collector import Collector, Limits
 from trace_rl.rollout.transcript import Transcript
 from trace_rl.tasks.task import Passage, Task
@@ -114,6 +117,53 @@ def test_no_questions() -> None:
     assert set(result.values()) == {0.0}
 
 
+@dataclass
+class Dying:
+    """An index that is down for the questions in `names`; a question is searched by its name."""
+
+    names: set[str]
+
+    def search(self, query: str, k: int) -> list[Passage]:
+        if query in self.names:
+            raise RetrievalError(f"no server for {query}")
+        return []
+
+
+def searcher(*down: str) -> Collector:
+    """Searches for the question's name, then answers rightly."""
+
+    async def reply(n: int, prefix: list[int], sampling: Sampling) -> Completion:
+        text = BYTES.decode(prefix)
+        name = text.split("Who ")[1].split("?")[0]
+        answers = "<information>" in text
+        said = "<answer> Marla Voss </answer>" if answers else f"<search> {name} </search>"
+        return completion(BYTES(said)["input_ids"])
+
+    transcript = Transcript(BYTES)
+
+    def environment() -> SearchQA:
+        index = Dying(set(down))
+        return SearchQA(index, max_searches=1, count_tokens=transcript.count, instructions="")
+
+    return Collector(ScriptedEngine(reply), transcript, environment, Limits(0.9, 55, 400))
+
+
+def test_rollouts_that_a_tool_ended_are_counted() -> None:
+    tasks = [question(name) for name in "abcd"]
+    result = evaluate(searcher("b"), tasks, ALONE, Phases(), version=0)
+    assert (result["tool_errors"], result["questions"]) == (1.0, 4.0)
+    assert result["reward"] == result["exact_match"] == 3 / 4
+    assert "tool_errors" not in evaluate(searcher(), tasks, ALONE, Phases(), version=0)
+
+
+def test_a_dead_tool_is_no_score_of_0() -> None:
+    unfit = Task("long", "Who a?" + "x" * 400, ("Marla",), "test")
+    tasks = [question("a"), question("b"), unfit]
+    with pytest.raises(ToolOutageError, match=r"all 2 rollouts .* the first by: .*no server for a"):
+        evaluate(searcher("a", "b"), tasks, ALONE, Phases(), version=0)
+    assert evaluate(searcher("a", "b"), [unfit], ALONE, Phases(), version=0)["reward"] == 0.0
+
+
 class Rank(Ranks):
     """One of two ranks; `others` holds what each of its gathers gets from the other one."""
 
@@ -145,6 +195,25 @@ def test_ranks_share_the_questions_and_agree_on_the_means() -> None:
     assert evaluate(collector, tasks, rank(1, first, second), Phases(), version=0) == pytest.approx(alone)
     assert evaluate(collector, tasks, rank(0, second, []), Phases(), version=0) == pytest.approx(alone)
     assert (len(first[1]), len(second[1])) == (3, 2)
+
+
+def test_a_dead_tool_ends_all_ranks_or_none() -> None:
+    tasks = [question(name) for name in "abcd"]  # a and c are rank 0's
+
+    def exchanged(*down: str) -> tuple[list[Any], list[Any]]:
+        sent: tuple[list[Any], list[Any]] = [], []
+        for number in range(2):
+            with contextlib.suppress(ToolOutageError):
+                evaluate(searcher(*down), tasks, rank(number, [None, []], sent[number]), Phases(), version=0)
+        return sent
+
+    of_one, of_all = exchanged("a", "c"), exchanged(*"abcd")
+    for number in range(2):
+        other = rank(number, of_one[1 - number], [])
+        assert evaluate(searcher("a", "c"), tasks, other, Phases(), version=0)["tool_errors"] == 2.0
+        other = rank(number, of_all[1 - number], [])
+        with pytest.raises(ToolOutageError, match=r"all 4 rollouts .*no server for a"):
+            evaluate(searcher(*"abcd"), tasks, other, Phases(), version=0)
 
 
 def test_a_failure_is_told_to_the_other_rank() -> None:

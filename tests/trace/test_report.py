@@ -180,6 +180,22 @@ def test_a_step_says_where_the_run_stands(tmp_path: Path, capsys: pytest.Capture
     assert said == "[bold]not markup[/bold]"
 
 
+def test_what_a_failing_tool_ended_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trees = trees_of(1)
+    leaves = [tree.nodes[leaf] for tree in trees for leaf in tree.leaves()]
+    leaves[1].error, leaves[2].error = "connection refused", "no reply"
+    figures = {"exact_match": 0.25, "answer_rate": 1.0, "questions": 8.0}
+    with Reporter(tmp_path, 4) as reporter:
+        reporter.step(1, trees, metrics_of(1))
+        reporter.evaluated("before", 0, figures | {"tool_errors": 3.0})
+        reporter.evaluated("after", 4, figures)
+    _, warned, _, evaluation, sound = capsys.readouterr().out.splitlines()
+    assert warned.startswith(f"warning: 2 rollouts ({2 / len(leaves):.1%}) were ended by their tool")
+    assert warned.endswith("connection refused")
+    assert evaluation.startswith("warning: 3 of these rollouts were ended by their tool")
+    assert sound.startswith("evaluation after: exact match 0.250, answered")
+
+
 class Notes:
     """A watcher that writes down what it is told."""
 

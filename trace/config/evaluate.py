@@ -11,6 +11,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
 from .environments import EnvironmentConfig, with_environment_kind
 from .load import read_config, validated
+from .scenario import check_scenario
 from .schema import EngineConfig, ModelConfig
 from .section import Section
 from .tasks import TaskConfig
@@ -81,10 +82,14 @@ class EvaluateConfig(Section):
     """Question sets by name; a name is letters, digits, - and _, and also names the set's record files."""
 
     @model_validator(mode="after")
-    def _named(self) -> EvaluateConfig:
-        for name in self.sets:
+    def _consistent(self) -> EvaluateConfig:
+        for name, one in self.sets.items():
             if not _SET_NAME.fullmatch(name):
                 raise ValueError(f"sets: {name!r} is not a set's name; use letters, digits, - and _")
+            try:
+                check_scenario(one.task, one.environment, self.model.observations)
+            except ValueError as error:
+                raise ValueError(f"sets.{name}: {error}") from None
         return self
 
     def most_questions(self, name: str) -> int | None:

@@ -42,8 +42,6 @@ class FileTask(Section):
     """Files with training records (JSON, JSONL, CSV or parquet); an evaluation needs none."""
     test: list[Path] = Field(default=[])
     """Files with held-out records, for evaluation only."""
-    ability: str | None = None
-    """Use only rows whose `ability` is this: ARPO's and verl's files mix mathematics and questions."""
     on_malformed: Literal["skip", "fail"] = "skip"
     """A record that cannot be read is skipped and counted, or ends the run."""
     limit: PositiveInt | None = None
@@ -64,6 +62,17 @@ class QaTask(FileTask):
     corpus: Path | None = None
     """What to search: JSONL of `{"id", "contents"}`, held in memory, or a directory made by `trace-rl index`; by
     default the records' own paragraphs. `environment.retriever` replaces it by a server."""
+    ability: str | None = None
+    """Use only rows whose `ability` is this (`search_r1` only): ARPO's and verl's files mix mathematics and
+    questions."""
+
+    @model_validator(mode="after")
+    def _has_abilities(self) -> QaTask:
+        if self.ability is not None and self.kind != "search_r1":
+            raise ValueError(
+                f"ability={self.ability}: only rows of kind=search_r1 have one, not {self.kind}'s"
+            )
+        return self
 
 
 class MathTask(FileTask):

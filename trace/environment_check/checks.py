@@ -195,16 +195,3 @@ def _no_answer(subject: Subject, script: list[str]) -> Iterator[Problem]:
             yield Problem("step", done, "the episode to be over", "an observation")
         else:
             episode.step_refused()
-
-
-CHECKS = (
-    _whole_episode,
-    branches,
-    copies,
-    going_back,
-    garbage_states,
-    _interleaved,
-    _in_threads,
-    _junk,
-    _no_answer,
-)

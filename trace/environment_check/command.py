@@ -12,7 +12,10 @@ from typing import Any
 
 from trace_rl.config.load import ConfigError, load_config
 from trace_rl.config.schema import Config
+from trace_rl.environments.math_check import MathCheckError
 from trace_rl.environments.protocol import Environment
+from trace_rl.missing_library import MissingLibraryError, missing_libraries_named
+from trace_rl.sandbox.limits import SandboxError
 from trace_rl.sources.source import CountTokens
 from trace_rl.tasks.task import Task
 
@@ -57,8 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     try:
         count_tokens = _token_counter(config)
-        make, tasks = _environments_and_tasks(config, count_tokens, arguments.tasks)
-    except (ValueError, FileNotFoundError) as error:
+        with missing_libraries_named():
+            make, tasks = _environments_and_tasks(config, count_tokens, arguments.tasks)
+    except (ValueError, FileNotFoundError, MathCheckError, MissingLibraryError, SandboxError) as error:
         print(f"trace-rl check-environment: {error}", file=sys.stderr)
         return 1
     try:

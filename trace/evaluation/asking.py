@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from trace_rl.environments.official_scores import official_scores
+from trace_rl.environments.protocol import ToolOutageError
 from trace_rl.rollout.collector import Collector
 from trace_rl.rollout.transcript import Transcript
 from trace_rl.rollout.tree import Node, RolloutTree
@@ -14,10 +15,6 @@ from trace_rl.tasks.task import Task
 from .records import Key, Record
 
 OUTAGE = 32  # rollouts in a row that the tool ends: it is down, and the rest would fare no better
-
-
-class ToolOutageError(RuntimeError):
-    """The tool fails again and again; the message carries its own words."""
 
 
 def ask(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trace_rl.config.differences import differences, in_words
 from trace_rl.config.evaluate import EvaluateConfig
 from trace_rl.config.load import ConfigError
 from trace_rl.tasks.task import Task
@@ -45,39 +46,24 @@ def identity(config: EvaluateConfig, weights: str) -> dict[str, Any]:
 def claim(out: Path, now: dict[str, Any]) -> None:
     """Make `out` the directory of this evaluation.
 
-    Sets may come and go, and what has no records yet may change. Raises ConfigError, naming every differing key, if
-    anything else is not as it was.
+    Sets may come and go, search servers may move, and what has no records yet may change. Raises ConfigError,
+    naming every differing key, if anything else is not as it was.
     """
     file = out / FILE
     before = json.loads(file.read_text()) if file.is_file() else {"sets": {}}
     recorded = {name: one for name, one in before["sets"].items() if _has_records(out / RECORDS, name)}
-    before["sets"] = recorded
-    changed = list(differences(before, now)) if recorded else []
+    both = {name: one for name, one in recorded.items() if name in now["sets"]}
+    asked_again = {name: now["sets"][name] for name in both}
+    changed = list(differences(before | {"sets": both}, now | {"sets": asked_again})) if recorded else []
     if changed:
         raise ConfigError(
-            f"out: {out} holds an evaluation with another "
-            + ", ".join(f"{key} ({_short(old)}, now {_short(new)})" for key, old, new in changed)
-            + "; choose another out, or go on with the values it has"
+            f"out: {out} holds an evaluation with another {in_words(changed)}; choose another out, or go on with "
+            "the values it has"
         )
     out.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f"{file.name}.part")
     part.write_text(json.dumps(now | {"sets": recorded | now["sets"]}, indent=2) + "\n")
     os.replace(part, file)
-
-
-def differences(
-    before: Mapping[str, Any], now: Mapping[str, Any], path: str = ""
-) -> Iterator[tuple[str, Any, Any]]:
-    """`(key, old, new)` of every differing value; sets that only one side has are none."""
-    for key in sorted(before.keys() | now.keys()):
-        where = f"{path}{key}"
-        old, new = before.get(key), now.get(key)
-        if path == "sets." and (key not in before or key not in now):
-            continue
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from differences(old, new, f"{where}.")
-        elif old != new:
-            yield where, old, new
 
 
 def check_questions(name: str, tasks: Sequence[Task], records: Mapping[Key, Record]) -> None:
@@ -95,8 +81,3 @@ def check_questions(name: str, tasks: Sequence[Task], records: Mapping[Key, Reco
 
 def _has_records(directory: Path, name: str) -> bool:
     return any(file.stat().st_size for file in record_files(directory, name))
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

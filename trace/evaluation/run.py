@@ -14,18 +14,21 @@ import torch.distributed as dist
 from trace_rl.config.evaluate import EvaluateConfig
 from trace_rl.config.load import ConfigError, dump_config
 from trace_rl.engines.protocol import EngineError
-from trace_rl.environments.protocol import Environment
+from trace_rl.environments.math_check import MathCheckError
+from trace_rl.environments.protocol import Environment, ToolOutageError
+from trace_rl.missing_library import MissingLibraryError, missing_libraries_named
 from trace_rl.policy.module import ModelError
 from trace_rl.ranks import TIMEOUT, RankError, Ranks
 from trace_rl.rollout.collector import Collector, Limits
 from trace_rl.rollout.transcript import TemplateError, Transcript
 from trace_rl.sampler import load_transcript, make_engine, this_device, wait_ready
+from trace_rl.sandbox.limits import SandboxError
 from trace_rl.sources.load import load_source
 from trace_rl.sources.source import Source
 from trace_rl.tasks.records import RecordError
 from trace_rl.tasks.task import Task
 
-from .asking import ToolOutageError, ask
+from .asking import ask
 from .identity import RECORDS, check_questions, claim, identity
 from .model import find_model, fingerprint
 from .progress import Watch
@@ -45,10 +48,13 @@ from .results import Results, results, write
 USER_ERRORS = (
     EngineError,
     FileNotFoundError,
+    MathCheckError,
+    MissingLibraryError,
     ModelError,
     RankError,
     RecordError,
     RecordsError,
+    SandboxError,
     TemplateError,
     ToolOutageError,
 )
@@ -64,6 +70,7 @@ class QuestionSet:
     source: Source
 
 
+@missing_libraries_named()
 def run(config: EvaluateConfig) -> Results:
     """Sample what is not recorded yet, write `out/eval.md` and `out/eval.json`, return the figures.
 
@@ -156,7 +163,8 @@ def _sample(
             if mine[one.name]:
                 earlier = (len(one.keys) - len(waiting[one.name])) // ranks.world
                 watch.start(one.name, earlier + len(mine[one.name]), earlier)
-                collector = Collector(engine, transcript, made[one.name], limits)
+                # Not kept for the sets to come: what a set searches in or runs code with ends with it.
+                collector = Collector(engine, transcript, made.pop(one.name), limits)
                 file = record_file(config.out / RECORDS, one.name, ranks.rank, ranks.world)
                 _ask(collector, one, mine[one.name], config.seed, file, watch)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
-from trace_rl.config.environments import SearchConfig
+from trace_rl.config.environments import RetrieverConfig, SearchConfig
 from trace_rl.config.tasks import QaTask, WorldTask
 from trace_rl.environments.protocol import Environment
 from trace_rl.environments.search_qa import SHORT_NOTICES, Notices, SearchQA
@@ -55,28 +56,39 @@ def new_tokenizer(world: World, environment: SearchConfig) -> Any:
 
 
 def _index(task: QaTask, environment: SearchConfig, passages: Sequence[Passage]) -> SearchIndex:
-    server = environment.retriever
-    if server:
-        from trace_rl.retrieval.http_client import HttpRetriever
-
-        client = HttpRetriever(
-            server.url, timeout_s=server.timeout_s, retries=server.retries, connections=server.connections
-        )
-        try:
-            client.search("a first search, to see that the server answers", 1)
-        except RetrievalError as error:
-            raise ValueError(f"environment.retriever: {error}") from error
-        return client
-    if task.corpus and task.corpus.is_dir():
-        from trace_rl.retrieval.disk_index import DiskIndex
-
-        return DiskIndex(task.corpus)
-    passages = load_corpus_jsonl(task.corpus) if task.corpus else passages
+    if environment.retriever:
+        return _client(environment.retriever)
+    if task.corpus:
+        return _corpus_index(task.corpus)
     if not passages:
         raise ValueError(
             f"records of the kind {task.kind} bring no paragraphs: set task.corpus or environment.retriever"
         )
     return Bm25Index(passages)
+
+
+@cache  # several sets of an evaluation may search one corpus
+def _corpus_index(path: Path) -> SearchIndex:
+    if path.is_dir():
+        from trace_rl.retrieval.disk_index import DiskIndex
+
+        return DiskIndex(path)
+    return Bm25Index(load_corpus_jsonl(path))
+
+
+@cache
+def _client(server: RetrieverConfig) -> SearchIndex:
+    from trace_rl.retrieval.http_client import HttpRetriever
+
+    client = HttpRetriever(
+        server.url, timeout_s=server.timeout_s, retries=server.retries, connections=server.connections
+    )
+    try:
+        client.search("a first search, to see that the server answers", 1)
+    except RetrievalError as error:
+        client.close()
+        raise ValueError(f"environment.retriever: {error}") from error
+    return client
 
 
 def _environments(

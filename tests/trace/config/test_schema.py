@@ -84,6 +84,19 @@ def test_pool_is_never_below_two() -> None:
             {"task": {"kind": "hotpotqa", "train": ["a"], "test": ["b"]}, "cold_start": {}},
             "cold_start needs task.kind=world, got hotpotqa",
         ),
+        (
+            {"task": {"kind": "hotpotqa", "train": ["a"], "ability": "qa"}},
+            "task: ability=qa: only rows of kind=search_r1 have one, not hotpotqa's",
+        ),
+        (
+            {"task": {"kind": "math", "train": ["a"], "ability": "math"}},
+            "task.ability: unknown key",
+        ),
+        (
+            {"environment": {"retriever": {"url": "http://127.0.0.1:8000"}}},
+            "environment.retriever does not go with task.kind=world",
+        ),
+        ({"task": {"kind": "bfcl"}}, "task.kind=bfcl needs model.observations=chat"),
         ({"cold_start": {"heads": 3}}, "cold_start: hidden_size=128 must be a multiple of heads=3"),
         ({"cold_start": {"heads": 4, "kv_heads": 3}}, "heads a multiple of kv_heads=3"),
         ({"cold_start": {"hidden_size": 12}}, "cold_start: hidden_size / heads = 3 must be even"),
@@ -115,6 +128,13 @@ def test_pool_is_never_below_two() -> None:
 )
 def test_impossible_values_are_refused(changes: dict[str, Any], message: str) -> None:
     assert message in refused(**changes)
+
+
+def test_rows_of_mixed_abilities_and_a_server_are_allowed() -> None:
+    task = {"kind": "search_r1", "train": ["a"], "ability": "fact-reasoning"}
+    config = parse_config(MINIMAL | {"task": task, "environment": {"retriever": {"url": "http://s:1"}}})
+    assert isinstance(config.task, QaTask)
+    assert config.task.ability == "fact-reasoning"
 
 
 def test_a_rollout_that_just_fits_is_allowed() -> None:

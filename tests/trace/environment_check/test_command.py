@@ -12,6 +12,7 @@ import pytest
 
 from trace_rl.environment_check.command import add_parser
 
+from .checking import write_failing_source
 from .guess_number import __file__ as GUESS_NUMBER
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -148,3 +149,28 @@ def test_configs_and_sources_that_are_refused(tmp_path: Path, capsys: pytest.Cap
     assert "0 training and 0 held-out tasks" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         command("--config", EXAMPLE, "--tasks", "0")
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("here", "ImportError('cubes need rubik: pip install rubik')"),
+        ("environments", "ImportError('cubes need rubik: pip install rubik')"),
+        ("environments", "MathCheckError('math-verify is broken')"),
+        ("environments", "SandboxError('no user namespaces')"),
+    ],
+)
+def test_what_a_source_lacks_is_one_message(
+    place: str, error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_failing_source(tmp_path, place, error)
+    mine = ["--set", f"task.source={source}", "--set", "task.options={}", *NO_MODEL]
+    assert command("--config", EXAMPLE, *mine) == 1
+    said = error.partition("'")[2].rstrip("')")
+    assert capsys.readouterr().err == f"trace-rl check-environment: {said}\n"
+
+
+def test_a_users_own_broken_import_keeps_its_traceback(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("import no_such_library\n")
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        command("--config", EXAMPLE, "--set", f"task.source={tmp_path}/broken.py:source", *NO_MODEL)

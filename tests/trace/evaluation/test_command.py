@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,10 @@ import yaml
 from trace_rl.cli import main
 from trace_rl.config.evaluate import load_evaluation
 
-from ..policy.launching import free_port
+from ..environment_check.checking import write_failing_source
+from .forking import RankServer
 
 ROOT = Path(__file__).resolve().parents[3]
-TIMEOUT_S = 240
 
 
 @pytest.fixture
@@ -53,7 +51,11 @@ def written(out: Path) -> dict[str, Any]:
 
 
 def test_alone_then_on_two_ranks(
-    config: Path, tiny_policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    config: Path,
+    rank_server: RankServer,
+    tiny_policy: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["evaluate", "--config", str(config), "--set", "questions=2"]) == 0
     out = capsys.readouterr().out
@@ -67,28 +69,9 @@ def test_alone_then_on_two_ranks(
     assert len((records / "short.jsonl").read_text().splitlines()) == 3
 
     # Two ranks, as torchrun starts them, share what is left.
-    port = str(free_port())
-    command = [str(Path(sys.executable).with_name("trace-rl")), "evaluate", "--config", str(config)]
-    processes = [
-        subprocess.Popen(
-            command,
-            cwd=tmp_path,
-            env=os.environ
-            | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0, 0], outputs
+    command = str(Path(sys.executable).with_name("trace-rl"))
+    codes, outputs = rank_server.run(command, "evaluate", "--config", str(config), ranks=2, logs=tmp_path)
+    assert codes == [0, 0], outputs
     assert "average of sets" in outputs[0]
     assert "average of sets" not in outputs[1]
     assert len((records / "all.jsonl").read_text().splitlines()) == 2
@@ -116,6 +99,12 @@ def test_alone_then_on_two_ranks(
         ("sets={a/b: {task: {kind: world}}}", 2, "'a/b' is not a set's name"),
         ("sets={}", 2, "sets: got {}"),
         (
+            "sets.all.environment.retriever={url: 'http://s:1'}",
+            2,
+            "sets.all: environment.retriever does not go",
+        ),
+        ("sets.all={task: {kind: bfcl}}", 2, "sets.all: task.kind=bfcl needs model.observations=chat"),
+        (
             "sets.all.environment.max_observation_tokens=1",
             2,
             "sets.all.environment: max_observation_tokens = 1",
@@ -130,6 +119,24 @@ def test_refusals(
     assert main(["evaluate", "--config", str(config), "--set", override]) == code
     assert message in capsys.readouterr().err
     assert not (config.parent / "out" / "records").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "error", "code"),
+    [
+        ("here", "ImportError('cubes need rubik: pip install rubik')", 1),
+        ("environments", "MathCheckError('math-verify is broken')", 1),
+        ("environments", "SandboxError('no user namespaces')", 1),
+        ("environments", "ValueError('too many cubes')", 2),
+    ],
+)
+def test_what_a_source_lacks_is_one_message(
+    config: Path, place: str, error: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_failing_source(tmp_path, place, error)
+    override = f"sets={{mine: {{task: {{kind: custom, source: '{source}'}}}}}}"
+    assert main(["evaluate", "--config", str(config), "--set", override]) == code
+    assert error.partition("'")[2].rstrip("')") in capsys.readouterr().err
 
 
 def test_an_override_changes_one_of_the_sets_that_share_a_section(config: Path) -> None:

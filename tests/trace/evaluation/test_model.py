@@ -15,19 +15,15 @@ from trace_rl.config.schema import ModelConfig
 from trace_rl.evaluation.model import find_model, fingerprint
 from trace_rl.policy.module import ModelError
 
-from ..policy.launching import launch
+from .forking import RankServer
 
 
 @pytest.fixture(scope="module")
-def runs(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(rank_server: RankServer, tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs")
-    launch(
-        Path(__file__).with_name("checkpoint_worker.py"),
-        str(tiny_policy.parent),
-        str(out),
-        ranks=2,
-        timeout=240,
-    )
+    worker = Path(__file__).with_name("checkpoint_worker.py")
+    codes, logs = rank_server.run(str(worker), str(tiny_policy.parent), str(out), ranks=2, logs=out)
+    assert codes == [0, 0], logs
     return out
 
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from trace_rl.config.evaluate import EvaluateConfig
 from trace_rl.config.load import ConfigError
 from trace_rl.engines.protocol import EngineError
 from trace_rl.environments.official_scores import official_scores
-from trace_rl.evaluation.asking import OUTAGE, ToolOutageError
+from trace_rl.environments.protocol import ToolOutageError
+from trace_rl.evaluation.asking import OUTAGE
 from trace_rl.evaluation.records import RecordsError, read_records
 from trace_rl.tasks.task import Task
 
@@ -145,6 +147,20 @@ def test_another_evaluation_is_refused(bench: Bench, changed: dict[str, Any], me
     with pytest.raises(ConfigError, match=message + r".*choose another out"):
         bench.run(bench.config(questions=1, **changed))
     assert lines(bench.path / "out") == before
+
+
+def test_a_search_server_may_move(bench: Bench) -> None:
+    def config(**retriever: Any) -> EvaluateConfig:
+        environment = {"max_searches": 1, "retriever": retriever or None}
+        one = {"task": {"kind": "search_r1", "test": ["mixed"]}, "environment": environment}
+        return bench.config(questions=1, sets={"mixed": one})
+
+    bench.run(config(url="http://one:8000"))
+    assert bench.run(config(url="http://two:9000", timeout_s=3)).requests == []
+    with pytest.raises(
+        ConfigError, match=r"another sets\.mixed\.environment\.retriever \(.*two:9000.*now None"
+    ):
+        bench.run(config())
 
 
 def test_another_model_or_file_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
