@@ -58,11 +58,12 @@ class PythonConfig(Section):
     max_observation_tokens: PositiveInt = 512
     """Longer output keeps its head and tail; tokens."""
     call_seconds: PositiveFloat = 10.0
-    """Wall time of one call."""
+    """Processor time of one call, rounded up to whole seconds, and as much again spent waiting; a busy machine
+    does not count."""
     memory_mib: PositiveInt = 1024
     """Memory of one call."""
     check_seconds: PositiveFloat = 5.0
-    """Time to compare one answer with the gold answers; beyond it the answer is wrong."""
+    """Processor time to compare one answer with the gold answers, seconds; beyond it the answer is wrong."""
     instructions: str | None = None
     """Text before the problem that explains the tags; null takes the built-in one, empty leaves it out."""
 

@@ -2,7 +2,7 @@ r"""Whether a mathematical answer equals the gold one, decided by math-verify in
 
 The answer is written by a model and may be anything (``9^{9^{9^9}}``, braces ten thousand deep): parsing and
 comparing it can take for ever, fill the memory or crash, and the library's own time limits need the main
-thread. So it runs in a few worker processes with limits on time and memory.
+thread. So it runs in a few worker processes with limits on processor time and memory.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import math
 import os
 import queue
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -25,11 +26,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from trace_rl.sandbox.processors import processor_share
 from trace_rl.tasks.boxed import last_boxed
 
 MAX_CHARACTERS = 2000  # of an answer; the longest gold answers of the known sets have about 150
 MEMORY_BYTES = 1 << 30  # address space of one worker
+MAX_WORKERS = 4  # by default: a check takes milliseconds
 START_SECONDS = 120.0  # for a worker to start and import math-verify
+_ENDING_SECONDS = 30.0  # for a process to end that has closed its pipe
+_STARVED = 20  # a check never waits: if it takes so many times its seconds, the machine does not run it
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 CACHED_VERDICTS = 20_000
 _WORKER = Path(__file__).with_name("math_check_worker.py")
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
@@ -51,14 +57,14 @@ class MathChecker:
     """Compares answers in ``workers`` processes, which start when first needed; safe to call from threads.
 
     Args:
-        seconds: wall-clock limit of one check, > 0; waiting for a free worker does not count.
-        workers: processes at most, >= 1; None for 4, or fewer where there are fewer processors.
+        seconds: processor time of one check, > 0, so that no verdict depends on what else the machine does.
+        workers: processes at most, >= 1; None for one on each processor of this process, at most 4.
 
     Raises ValueError for values out of range and MathCheckError if math-verify is not installed.
     """
 
     def __init__(self, seconds: float = 5.0, workers: int | None = None) -> None:
-        workers = min(4, os.cpu_count() or 1) if workers is None else workers
+        workers = min(MAX_WORKERS, processor_share()) if workers is None else workers
         if not 0 < seconds < math.inf or workers < 1:
             raise ValueError(f"need seconds > 0 and workers >= 1, got {seconds} and {workers}")
         if find_spec("math_verify") is None:
@@ -76,8 +82,9 @@ class MathChecker:
     def check(self, answer: str, golds: Sequence[str]) -> Verdict:
         r"""Judges the last ``\boxed{...}`` of ``answer``, or the whole of it if there is none.
 
-        A check that runs out of time or crashes its worker is not correct, and not remembered: other
-        verdicts are. Raises MathCheckError if no worker can be started or the checker is closed.
+        A check that runs out of time or crashes two workers is not correct, and not remembered: other
+        verdicts are. Raises MathCheckError if no worker can be started, if something else (the machine out
+        of memory) killed two workers at it, or if the checker is closed.
         """
         boxed = last_boxed(answer)
         expression = answer.strip() if boxed is None else boxed
@@ -90,22 +97,43 @@ class MathChecker:
             if key in self._verdicts:
                 self._verdicts.move_to_end(key)
                 return self._verdicts[key]
-        worker = self._slots.get()
         try:
-            worker = self._still_usable(worker) or self._start()
-            reply = worker.ask({"answer": expression, "golds": list(golds)}, self._seconds)
+            reply = self._ask({"answer": expression, "golds": list(golds)})
         except _WorkerFailure as failure:
-            if self._closed:
-                raise MathCheckError("the checker is closed") from failure
-            return Verdict(False, str(failure))
-        finally:
-            self._slots.put(self._still_usable(worker))
+            if failure.by_the_answer:
+                return Verdict(False, str(failure))
+            raise MathCheckError(f"an answer could not be checked: {failure}") from failure
         verdict = Verdict(reply["correct"] is True, str(reply["reason"]))
         with self._lock:
             self._verdicts[key] = verdict
             if len(self._verdicts) > CACHED_VERDICTS:
                 self._verdicts.popitem(last=False)
         return verdict
+
+    def probe(self) -> None:
+        """Makes one trivial check: raises MathCheckError with the reason if none can be made here."""
+        verdict = self.check("1/2", ["0.5"])
+        if not verdict.correct:
+            raise MathCheckError(f"math-verify does not find 1/2 equal to 0.5: {verdict.reason}")
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The reply of a worker, or of a second one if the first died of anything but its time."""
+        worker = self._slots.get()
+        try:
+            worker = self._still_usable(worker) or self._start()
+            try:
+                return worker.ask(request, self._seconds)
+            except _OutOfTime:
+                raise
+            except _WorkerFailure:
+                worker = self._start()
+                return worker.ask(request, self._seconds)
+        except _WorkerFailure as failure:
+            if self._closed:
+                raise MathCheckError("the checker is closed") from failure
+            raise
+        finally:
+            self._slots.put(self._still_usable(worker))
 
     def close(self) -> None:
         """Kills the workers; checks under way or still to come raise MathCheckError."""
@@ -144,7 +172,15 @@ class MathChecker:
 
 
 class _WorkerFailure(Exception):
-    """The worker gave no reply and has been stopped."""
+    """The worker gave no reply and has been stopped; ``by_the_answer`` says whether the answer may be why."""
+
+    def __init__(self, reason: str, by_the_answer: bool = False) -> None:
+        super().__init__(reason)
+        self.by_the_answer = by_the_answer
+
+
+class _OutOfTime(_WorkerFailure):
+    """The check took more processor time than it may."""
 
 
 class _Worker:
@@ -153,7 +189,7 @@ class _Worker:
     def __init__(self, seconds: float) -> None:
         # By path and with -P: no package is imported but math_verify, and nothing from the current folder.
         # No death signal of the parent: it would follow the death of the thread that starts the worker.
-        limits = [str(MEMORY_BYTES), str(math.ceil(seconds) + 1)]
+        limits = [str(MEMORY_BYTES), str(seconds)]
         env = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
         self._process = subprocess.Popen(
@@ -180,7 +216,13 @@ class _Worker:
             self._requests.flush()
         except OSError as error:  # it died between two checks
             raise self._failure() from error
-        reply = self._reply(seconds)
+        try:
+            reply = self._reply(_STARVED * max(1.0, seconds))
+        except _WorkerFailure as failure:
+            if self._process.returncode == -signal.SIGPROF:
+                reason = f"no verdict within {seconds:g} s of processor time"
+                raise _OutOfTime(reason, by_the_answer=True) from failure
+            raise
         if reply["retire"]:
             self.stop()
         return reply
@@ -193,7 +235,7 @@ class _Worker:
             while not line.endswith(b"\n"):
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     self.stop()
-                    raise _WorkerFailure(f"no verdict within {seconds:g} s")
+                    raise _WorkerFailure(f"no reply within {seconds:g} s: the machine is overloaded")
                 piece = os.read(self._replies.fileno(), 1 << 16)
                 if not piece:
                     raise self._failure()
@@ -202,8 +244,13 @@ class _Worker:
         return value
 
     def _failure(self) -> _WorkerFailure:
+        # It closed its pipe: it has ended or is about to, and how it ends must not be for our signal.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_ENDING_SECONDS)
         self.stop()
-        return _WorkerFailure(f"the process that compares ended with {self._process.returncode}")
+        status = self._process.returncode
+        by_the_answer = status > 0 or -status in _CRASHES
+        return _WorkerFailure(f"the process that compares ended with {status}", by_the_answer)
 
     def alive(self) -> bool:
         return self._process.poll() is None

@@ -18,11 +18,12 @@ import sys
 
 # One "$" or "\(" that is not escaped; "\\[2pt]" in a matrix is a line break with a length.
 _MATH_DELIMITER = re.compile(r"(?<!\\)(?:\\\\)*(?:\$|\\[(\[])")
+_LOOK_SECONDS = 1.0  # between two looks whether the parent lives
 _RETIRE_ABOVE = 1 / 4  # of the memory limit; sympy's caches only ever grow
 
 
-def main(memory_bytes: int, seconds: int) -> None:
-    """Serves until its input ends or its parent does; kills itself if one check takes over ``seconds``."""
+def main(memory_bytes: int, seconds: float) -> None:
+    """Serves until its input ends or its parent does; SIGPROF ends a check of over ``seconds`` of CPU time."""
     parent = os.getppid()
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what libraries print is no reply
@@ -41,19 +42,19 @@ def main(memory_bytes: int, seconds: int) -> None:
     reply({"ready": True})
     while True:
         # The parent's end of the pipe may live on in other children of a parent that died.
-        while not select.select([0], [], [], 5.0)[0]:
+        while not select.select([0], [], [], _LOOK_SECONDS)[0]:
             if os.getppid() != parent:
                 return
         line = sys.stdin.buffer.readline()
         if not line:
             return
         request = json.loads(line)
-        signal.alarm(seconds)  # without a handler it ends the process, also inside C code
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # without a handler it ends C code too
         try:
             correct, reason = compare(request["answer"], request["golds"])
         except Exception as error:  # the library's own failure on hostile text: the answer is not correct
             correct, reason = False, f"not comparable ({type(error).__name__})"
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         used = _resident_bytes()
         reply({"correct": correct, "reason": reason, "retire": used > _RETIRE_ABOVE * memory_bytes})
 
@@ -91,4 +92,4 @@ def _parse(text: str) -> list[object]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), float(sys.argv[2]))

@@ -152,15 +152,15 @@ class PythonMath:
         self._done = True
         return StepResult("", True, reward, outcome, answer=answer, scores={"accuracy": reward})
 
-    def _fail(self, error: Exception, calls: int = 0) -> StepResult:
+    def _fail(self, error: Exception) -> StepResult:
         self._done = True
-        return StepResult("", True, 0.0, "tool_error", tool_calls=calls, tool_failed=True, error=str(error))
+        return StepResult("", True, 0.0, "tool_error", tool_calls=1, tool_failures=1, error=str(error))
 
     def _run(self, code: str) -> StepResult:
         try:
             result = self._tool.run(tuple(self._cells), code)
         except SandboxError as error:
-            return self._fail(error, calls=1)
+            return self._fail(error)
         if result.ended == "replay_failed":
             self._cells = []  # the state is lost; a history that fails once fails every time
         if result.keep:
@@ -168,7 +168,10 @@ class PythonMath:
         printed = result.output.encode(errors="replace").decode()  # lone surrogates stop tokenizers
         output = neutralize(printed).strip("\n") or (NOTHING_PRINTED if result.ended == "ok" else STOPPED)
         text, shown = self._shorten(output)
-        return StepResult(text, False, None, "python", tool_calls=1, oversized=shown == 0)
+        failures = int(result.ended != "ok")
+        return StepResult(
+            text, False, None, "python", tool_calls=1, tool_failures=failures, oversized=shown == 0
+        )
 
     def _shorten(self, output: str) -> tuple[str, int]:
         """The observation, and how many characters of ``output`` it shows."""

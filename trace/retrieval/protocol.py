@@ -8,7 +8,7 @@ from trace_rl.tasks.task import Passage
 
 
 class RetrievalError(RuntimeError):
-    """A search that could not be carried out (for remote indexes); the environment reports it and goes on."""
+    """A search that could not be carried out (for remote indexes); it ends the one rollout, with its reason."""
 
 
 class SearchIndex(Protocol):

@@ -1,4 +1,8 @@
-"""One call seen from the trainer: hands the cells to the zygote, watches, and has the child killed in time."""
+"""One call seen from the trainer: hands the cells to the zygote, watches, and has the child killed in time.
+
+The kernel stops a child for its processor time. What is counted here is the time in which it only waits, so that
+a loaded machine, on which everything takes longer, stops no code that would have come to its end on a free one.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +26,12 @@ from .limits import Limits, SandboxError
 MAX_FILES = 256
 _START_SECONDS = 60.0
 _KILL_SECONDS = 30.0
-_LOOK_SECONDS = 0.05  # between two looks into the call's directory
+_LOOK_SECONDS = 0.05  # between two looks at the child and into its directory
+STARVED = 20  # times as long as its limits together: then it is the machine that does not run the child
 _MIB = 1 << 20
 
 Phase = Literal["start", "replay", "cell"]
-Stop = Literal["", "time", "output", "files"]
+Stop = Literal["", "idle", "starved", "output", "files"]
 Send = Callable[[bytes, list[int]], None]  # a request and its descriptors; OSError if nobody is there
 
 
@@ -78,6 +83,7 @@ class _Call(ExitStack):
         self._limits = limits
         self._text = _Text(limits.output_chars)
         self._progress = b""
+        self._pid = 0
         with ExitStack() as theirs:
             try:
                 self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -111,35 +117,45 @@ class _Call(ExitStack):
         watched = {self._control.fileno(), self._output, self._status}
         stop: Stop = ""
         phase: Phase = "start"
-        deadline = time.monotonic() + _START_SECONDS
+        begun = looked = time.monotonic()
+        idle = 0.0
         while True:
             now = time.monotonic()
             if phase != self._phase():
-                phase = self._phase()
-                deadline = now + self._allowed(phase)
+                phase, begun, idle = self._phase(), now, 0.0
+            elif self._pid and is_waiting(self._pid):
+                idle += now - looked
+            looked = now
             if not stop:
-                stop = self._violation(now >= deadline)
+                stop = self._violation(phase, now - begun, idle)
                 if stop:
                     self._control.shutdown(socket.SHUT_WR)
-                    deadline = now + _KILL_SECONDS
+                    begun = now
                     watched.discard(self._output)
-            elif now >= deadline:
+            elif now - begun >= _KILL_SECONDS:
                 raise ZygoteLost(f"it did not end a call within {_KILL_SECONDS:g} s")
-            for descriptor in _readable(watched, min(_LOOK_SECONDS, max(0.0, deadline - now))):
+            for descriptor in _readable(watched, _LOOK_SECONDS):
                 if descriptor == self._control.fileno():
-                    return self._ending(stop, *self._last_words())
-                if not self._read(descriptor):
+                    end = self._receive()
+                    if end:
+                        return self._ending(stop, *end)
+                elif not self._read(descriptor):
                     watched.discard(descriptor)
 
-    def _allowed(self, phase: Phase) -> float:
-        return self._limits.replay_seconds if phase == "replay" else self._limits.wall_seconds
-
-    def _violation(self, late: bool) -> Stop:
+    def _violation(self, phase: Phase, elapsed: float, idle: float) -> Stop:
         if self._text.too_long:
             return "output"
         if _too_full(self._directory, self._limits.file_mib * _MIB):
             return "files"
-        return "time" if late else ""
+        if phase == "start":
+            return "starved" if elapsed >= _START_SECONDS else ""
+        replay = self._limits.replay_seconds
+        may_wait, may_compute = (
+            (replay, replay) if phase == "replay" else (self._limits.idle_seconds, self._limits.cpu_seconds)
+        )
+        if idle >= may_wait:
+            return "idle"
+        return "starved" if elapsed >= STARVED * (may_wait + may_compute) else ""
 
     def _phase(self) -> Phase:
         if self._progress.startswith(CONFINED + REPLAYED):
@@ -158,14 +174,19 @@ class _Call(ExitStack):
         self._progress += data
         return bool(data) and len(self._progress) < 8192
 
-    def _last_words(self) -> tuple[int, float]:
+    def _receive(self) -> tuple[int, float] | None:
+        """Takes one message of the zygote: the child's process id, or at its end what is returned."""
         try:
             data = self._control.recv(256)
         except OSError as error:
             raise ZygoteLost(str(error)) from error
         if not data:
             raise ZygoteLost("it ended")
-        status, cpu_seconds = json.loads(data)
+        message = json.loads(data)
+        if isinstance(message, int):
+            self._pid = message
+            return None
+        status, cpu_seconds = message
         return int(status), float(cpu_seconds)
 
     def _ending(self, stop: Stop, status: int, cpu_seconds: float) -> Ending:
@@ -182,6 +203,18 @@ class _Call(ExitStack):
         phase = self._phase()
         error = self._progress.decode(errors="replace") if phase == "start" else ""
         return Ending(phase, stop, status, cpu_seconds, self._text.end(), error.removeprefix("!"))
+
+
+def is_waiting(pid: int) -> bool:
+    """Whether a process sleeps or was stopped, rather than runs or would run if there were a processor.
+
+    Also true where /proc does not say, so that such a process is stopped by elapsed time at least.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in b"STt"
+    except (OSError, IndexError):
+        return True
 
 
 def _readable(descriptors: set[int], seconds: float) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import platform
 import resource
@@ -65,7 +66,7 @@ def die_with_parent(parent: int) -> None:
 
 def limit_resources(limits: Limits, mapped: int) -> None:
     """Sets the rlimits; ``mapped`` is the bytes of address space in use before any model code."""
-    total_cpu = limits.cpu_seconds + int(limits.replay_seconds) + 1
+    total_cpu = math.ceil(limits.replay_seconds) + limits.cpu_seconds + 1
     memory = mapped + limits.memory_mib * _MIB
     for which, value in (
         (resource.RLIMIT_CPU, total_cpu),

@@ -16,18 +16,21 @@ class SandboxError(RuntimeError):
 class Limits:
     """Limits of one call; ValueError if one is not positive.
 
+    What other processes do decides nothing: a cell that computes is stopped by its processor time, and only
+    one that waits (sleeps, reads) by the clock. Both are exact to about a second and a tenth of one.
+
     Attributes:
-        wall_seconds: elapsed time of the new cell.
-        replay_seconds: elapsed time, and processor time, of all earlier cells together.
         cpu_seconds: processor time of the new cell, whole seconds.
+        idle_seconds: elapsed time that the new cell spends waiting instead of computing.
+        replay_seconds: each of the two, of all earlier cells together.
         memory_mib: address space in MiB beyond what the interpreter with its libraries maps anyway.
         file_mib: bytes in the call's directory in MiB, one file or all together.
         output_chars: characters of standard output and standard error together.
     """
 
-    wall_seconds: float = 10.0
-    replay_seconds: float = 30.0
     cpu_seconds: int = 10
+    idle_seconds: float = 10.0
+    replay_seconds: float = 30.0
     memory_mib: int = 1024
     file_mib: int = 16
     output_chars: int = 20_000

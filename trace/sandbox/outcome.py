@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from .call import MAX_FILES, Ending
+from .call import MAX_FILES, STARVED, Ending
 from .cells import BROKEN, EXCEPTION, MEMORY, OK, REJECTED, REPLAY_FAILED
 from .limits import CellResult, Ended, Limits, SandboxError
 
@@ -17,6 +17,11 @@ def cell_result(ending: Ending, limits: Limits) -> CellResult:
         if ending.stop:
             reason = "its process took too long to start"
         raise SandboxError(f"the Python tool's sandbox could not be set up for a call: {reason}")
+    if ending.stop == "starved":
+        raise SandboxError(
+            f"the machine gave a call of the Python tool {ending.cpu_seconds:g} s of processor time in "
+            f"{STARVED} times its limits: it is overloaded"
+        )
     ended, reason = _reason(ending, limits)
     if ending.phase == "replay":
         notice = f"Stopped: the state of the earlier code is lost, because running it again {reason}. "
@@ -28,18 +33,30 @@ def cell_result(ending: Ending, limits: Limits) -> CellResult:
     return CellResult(f"{ending.output}{separator}Stopped: the code {reason}.", ended, keep=False)
 
 
+def killed_by_another(ending: Ending, limits: Limits) -> bool:
+    """Whether something kept from the code may have killed it: the machine out of memory, an administrator."""
+    killed = os.waitstatus_to_exitcode(ending.status) == -signal.SIGKILL and not ending.stop
+    return killed and ending.cpu_seconds < _least_when_stopped(ending, limits)
+
+
+def _least_when_stopped(ending: Ending, limits: Limits) -> float:
+    """Processor time that a child has at least used when the kernel stops it for that."""
+    return limits.cpu_seconds + (limits.replay_seconds if ending.phase == "replay" else 0)
+
+
 def _reason(ending: Ending, limits: Limits) -> tuple[Ended, str]:
     """The kind of end, and what the code did, to follow "the code"."""
     replay = ending.phase == "replay"
-    if ending.stop == "time":
-        return "timeout", f"ran longer than {limits.replay_seconds if replay else limits.wall_seconds:g} s"
+    if ending.stop == "idle":
+        return "timeout", f"waited longer than {limits.replay_seconds if replay else limits.idle_seconds:g} s"
     if ending.stop == "output":
         return "output", f"printed more than {limits.output_chars} characters"
     if ending.stop == "files":
         return "files", f"wrote more than {limits.file_mib} MiB or {MAX_FILES} files"
     code = os.waitstatus_to_exitcode(ending.status)
-    if code == -signal.SIGKILL and ending.cpu_seconds >= limits.cpu_seconds:
-        return "timeout", f"used more than {limits.cpu_seconds} s of processor time"
+    if code == -signal.SIGKILL and ending.cpu_seconds >= _least_when_stopped(ending, limits):
+        allowed = limits.replay_seconds if replay else limits.cpu_seconds
+        return "timeout", f"used more than {allowed:g} s of processor time"
     if code < 0:
         return "killed", f"crashed or killed its interpreter ({_signal_name(-code)})"
     if code == MEMORY:

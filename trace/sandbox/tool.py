@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from .call import ZygoteLost, supervise
 from .confine import missing
 from .limits import CellResult, Limits, SandboxError
-from .outcome import cell_result
+from .outcome import cell_result, killed_by_another
+from .processors import processor_share
 from .zygote_process import ZygoteProcess
 
 MAX_SOURCE_CHARS = 1_000_000  # of the history and the new cell together
@@ -26,11 +27,18 @@ class PythonTool:
 
     Args:
         limits: of each call.
+        calls: run at a time at most, >= 1; others wait, and no limit counts that. None for one on each
+            processor of this process, see :func:`processor_share`.
+
+    Raises ValueError for ``calls`` below 1.
     """
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: Limits | None = None, calls: int | None = None) -> None:
+        calls = processor_share() if calls is None else calls
+        if calls < 1:
+            raise ValueError(f"need calls >= 1, got {calls}")
         self._limits = limits or Limits()
-        self._slot = _Slot(self._limits)
+        self._slot = _Slot(self._limits, calls)
         # Also runs at exit; holds the slot, not the tool, so that a forgotten tool is closed.
         self._finalizer = weakref.finalize(self, _Slot.close, self._slot)
 
@@ -45,16 +53,24 @@ class PythonTool:
             notice = f"Stopped: all code so far has {size} characters, more than {MAX_SOURCE_CHARS}."
             return CellResult(notice, "exception", keep=False)
         lost: ZygoteLost | None = None
-        for _ in range(2):
+        for last in (False, True):
             zygote = self._slot.current()
             try:
-                ending = supervise(zygote.send, zygote.directory, [*history, code], self._limits)
+                with zygote.places:
+                    ending = supervise(zygote.send, zygote.directory, [*history, code], self._limits)
             except ZygoteLost as error:
                 lost = error
                 self._slot.discard(zygote)
             else:
-                return cell_result(ending, self._limits)
+                if last or not killed_by_another(ending, self._limits):
+                    return cell_result(ending, self._limits)
         raise SandboxError(f"the Python tool's process died twice during one call: {lost}")
+
+    def probe(self) -> None:
+        """Runs one trivial call: raises SandboxError with the reason if the sandbox cannot work here."""
+        result = self.run([], "1 + 1")
+        if result.output != "2\n":
+            raise SandboxError(f"the Python tool's sandbox answered 1 + 1 with {result}")
 
     def close(self) -> None:
         """Ends all processes and removes all files; calls in progress fail with SandboxError."""
@@ -70,8 +86,9 @@ class PythonTool:
 class _Slot:
     """The zygote in use, if any."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, calls: int) -> None:
         self._limits = limits
+        self._calls = calls
         self._lock = threading.Lock()
         self._zygote: ZygoteProcess | None = None
         self._closed = False
@@ -88,7 +105,7 @@ class _Slot:
                 lacking = missing()
                 if lacking:
                     raise SandboxError(lacking)
-                zygote = ZygoteProcess(self._limits)
+                zygote = ZygoteProcess(self._limits, self._calls)
             self._zygote = zygote
             return zygote
 

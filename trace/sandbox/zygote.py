@@ -2,8 +2,8 @@
 
 ``python -m trace_rl.sandbox.zygote SOCKET PARENT DIRECTORY LIMITS``, started by :mod:`zygote_process`. One
 datagram on the socket asks for one call: the call's directory, and four descriptors (control, output, status,
-source). On control, a datagram ``[wait status, seconds of processor time]`` goes back when the child has ended;
-the other side asks for its end by closing control or its sending half.
+source). On control, the child's process id goes back, and when it has ended ``[wait status, seconds of processor
+time]``; the other side asks for its end by closing control or its sending half.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ class _Zygote:
         for descriptor in (output, status, source):
             os.close(descriptor)
         call = _Call(pid, os.pidfd_open(pid), socket.socket(fileno=control))
+        _tell(call, pid)
         self._by_control[control] = self._by_exit[call.exited] = call
         self._poll.register(control, select.POLLIN)
         self._poll.register(call.exited, select.POLLIN)
@@ -121,14 +122,18 @@ class _Zygote:
         _, status, usage = os.wait4(call.pid, 0)
         if self._by_control.pop(call.control.fileno(), None):
             self._poll.unregister(call.control)
-        with suppress(OSError):  # the caller may have gone
-            call.control.send(json.dumps([status, usage.ru_utime + usage.ru_stime]).encode())
+        _tell(call, [status, usage.ru_utime + usage.ru_stime])
         call.control.close()
 
     def _kill_all(self) -> None:
         for call in self._by_exit.values():
             os.kill(call.pid, signal.SIGKILL)
             os.waitpid(call.pid, 0)
+
+
+def _tell(call: _Call, value: object) -> None:
+    with suppress(OSError):  # the caller may have gone
+        call.control.send(json.dumps(value).encode())
 
 
 def _weakness(readable: list[tuple[int, int]]) -> str:

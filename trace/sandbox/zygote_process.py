@@ -30,6 +30,7 @@ _ENVIRONMENT = {
     "LC_ALL": "C.UTF-8",
     "TZ": "UTC",
 }
+_INHERITED = "LD_LIBRARY_PATH"  # without it Python or numpy may not start; no code sees it
 
 
 class ZygoteProcess:
@@ -38,12 +39,14 @@ class ZygoteProcess:
     Attributes:
         directory: parent of the calls' directories.
         owner: the process that started it; a fork of that process must not use it.
+        places: to be held during a call, so that not more than ``calls`` run at a time.
 
     Raises SandboxError if it does not start or cannot confine its children.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, calls: int) -> None:
         self.owner = os.getpid()
+        self.places = threading.BoundedSemaphore(calls)
         self.directory = tempfile.mkdtemp(prefix="python-tool-")
         self._sending = threading.Lock()
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -56,7 +59,7 @@ class ZygoteProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=stderr,
-                    env=_ENVIRONMENT,
+                    env=_ENVIRONMENT | {k: v for k, v in os.environ.items() if k == _INHERITED},
                     cwd=self.directory,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,

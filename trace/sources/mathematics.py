@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from trace_rl.config.environments import PythonConfig
@@ -17,13 +18,29 @@ from .files import read_splits
 from .source import CountTokens, Source
 
 
+def call_limits(e: PythonConfig) -> Limits:
+    """Limits of one call: a call of an episode repeats at most all calls before it."""
+    return Limits(
+        cpu_seconds=math.ceil(e.call_seconds),
+        idle_seconds=e.call_seconds,
+        replay_seconds=e.max_calls * e.call_seconds,
+        memory_mib=e.memory_mib,
+    )
+
+
 def math_source(task: MathTask, e: PythonConfig) -> Source:
-    """Problems from files. All environments of a process share one sandbox and one answer checker."""
+    """Problems from files. All environments of a process share one sandbox and one answer checker.
+
+    ``environments`` tries both first and raises SandboxError or MathCheckError if one cannot work here.
+    """
     read = read_splits(task, read_math)
 
     def environments(count_tokens: CountTokens) -> Callable[[], Environment]:
-        tool = PythonTool(Limits(wall_seconds=e.call_seconds, memory_mib=e.memory_mib))
         checker = MathChecker(seconds=e.check_seconds)
+        tool = PythonTool(call_limits(e))
+        # What cannot work here is to be known now, not from the first rollouts.
+        checker.probe()
+        tool.probe()
 
         def make() -> Environment:
             return PythonMath(

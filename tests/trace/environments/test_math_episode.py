@@ -38,7 +38,7 @@ def test_a_solution_in_steps(make):
     assert second.observation == "\n\n<result>True 25</result>\n\n"
     failed = environment.step(code("len(primes) / 0"))
     assert "ZeroDivisionError: division by zero" in failed.observation
-    assert (failed.outcome, failed.tool_failed) == ("python", False)
+    assert (failed.outcome, failed.tool_calls, failed.tool_failures) == ("python", 1, 1)
     end = environment.step(r"<answer> It is $\boxed{12.5}$. </answer>")
     assert (end.reward, end.outcome, end.scores) == (1.0, "answer", {"accuracy": 1.0})
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from trace_rl.environments.math_check import MathChecker, MathCheckError, Verdict
+from trace_rl.environments.math_check import MathCheckError, Verdict
 from trace_rl.environments.math_python import (
     DEFAULT_INSTRUCTIONS,
     INVALID,
@@ -23,6 +23,7 @@ from trace_rl.tasks.task import Task
 TASK = Task("t", "What is $2 + 3$?", ("5",), "math")
 CODE, ANSWER = "<think> hm </think> <python> print(2 + 3) </python>", r"<answer> \boxed{5} </answer>"
 WRONG = r"<answer> \boxed{6} </answer>"
+FAILED = {"tool_calls": 1, "tool_failures": 1}
 
 
 @dataclass
@@ -92,15 +93,6 @@ def test_answers(action, reward):
     assert make().step(action) == ended(reward, "answer", content)
 
 
-def test_answers_are_compared_as_mathematics():
-    checker = MathChecker(seconds=30.0, workers=1)
-    try:
-        for text, reward in ((r"So it is $\boxed{\frac{10}{2}}$.", 1.0), (r"\boxed{5} \boxed{4}", 0.0)):
-            assert make(checker=checker).step(f"<answer>{text}</answer>") == ended(reward, "answer", text)
-    finally:
-        checker.close()
-
-
 def test_the_last_turn_has_the_tool_off():
     tool = Tool()
     environment = make(tool, max_calls=2)
@@ -167,14 +159,13 @@ def test_a_history_that_cannot_be_replayed_is_given_up():
 )
 def test_what_is_shown(result, shown):
     step = make(Tool([result])).step(CODE)
-    assert step == StepResult(f"\n\n<result>{shown}</result>\n\n", False, None, "python", tool_calls=1)
+    counts = {"tool_calls": 1} if result.ended == "ok" else FAILED
+    assert step == StepResult(f"\n\n<result>{shown}</result>\n\n", False, None, "python", **counts)
 
 
 def test_a_broken_sandbox_ends_the_episode_without_blame():
     environment = make(Tool([SandboxError("no user namespaces")]))
-    failed = StepResult(
-        "", True, 0.0, "tool_error", tool_calls=1, tool_failed=True, error="no user namespaces"
-    )
+    failed = StepResult("", True, 0.0, "tool_error", error="no user namespaces", **FAILED)
     assert environment.step(CODE) == failed
     with pytest.raises(RuntimeError, match="after the end"):
         environment.step(ANSWER)
@@ -185,7 +176,7 @@ def test_a_broken_checker_ends_the_episode_without_blame():
         def check(self, answer, golds):
             raise MathCheckError("no math-verify")
 
-    failed = StepResult("", True, 0.0, "tool_error", tool_failed=True, error="no math-verify")
+    failed = StepResult("", True, 0.0, "tool_error", error="no math-verify", **FAILED)
     assert make(checker=Broken()).step(ANSWER) == failed
 
 

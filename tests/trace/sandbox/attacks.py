@@ -156,18 +156,23 @@ ATTACKS: dict[str, tuple[str, str, str]] = {
     "deep expression": ("-" * 10**5 + "1", "memory", ""),
 }
 
-# Each runs until it is stopped for time.
-ENDLESS = {
-    "loop": "while True: pass",
+# Each runs until it is stopped, for its processor time or for waiting.
+COMPUTING = {
     "power": "10**10**10",
     "regular expression": "import re\nre.match('(a+)+$', 'a' * 60 + 'b')",
+    "blocked signals, swallowed exceptions": (
+        "from signal import *\npthread_sigmask(SIG_BLOCK, valid_signals())\n"
+        "while True:\n    try:\n        while True: pass\n    except BaseException: pass"
+    ),
+    "message": "class E(Exception):\n    def __str__(self):\n        while True: pass\nraise E",
+}
+WAITING = {
     "sleep": "import time\ntime.sleep(1000)",
+    "short sleeps": "import time\nwhile True: time.sleep(0.001)",
     "input": "import os\nr, w = os.pipe()\nos.read(r, 1)",
-    "blocked signals": "from signal import *\npthread_sigmask(SIG_BLOCK, valid_signals())\nwhile True: pass",
     "ignored signals": (
         "import signal\nfor n in signal.valid_signals() - {9, 19}: signal.signal(n, signal.SIG_IGN)\n"
         "while True:\n    try: signal.pause()\n    except BaseException: pass"
     ),
-    "swallowed exceptions": "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
-    "message": "class E(Exception):\n    def __str__(self):\n        while True: pass\nraise E",
+    "stopped": "import os\nos.kill(os.getpid(), 19)",
 }

@@ -81,7 +81,9 @@ def test_the_standard_library_can_be_imported(tool: PythonTool) -> None:
     assert tool.run([], code).output == "1\n"
 
 
-@pytest.mark.parametrize("name", ["wall_seconds", "cpu_seconds", "memory_mib", "file_mib", "output_chars"])
+@pytest.mark.parametrize(
+    "name", ["cpu_seconds", "idle_seconds", "replay_seconds", "memory_mib", "file_mib", "output_chars"]
+)
 def test_a_limit_of_nothing_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be positive, got 0"):
         Limits(**{name: 0})

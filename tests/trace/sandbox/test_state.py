@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from trace_rl.sandbox import CellResult, Limits, PythonTool
+from trace_rl.sandbox import PythonTool
 
 
 def outputs(tool: PythonTool, *cells: str) -> list[str]:
@@ -65,7 +65,7 @@ def test_branches_do_not_see_each_other(tool: PythonTool) -> None:
     assert tool.run(["a = [0]"], "a").output == "[0]\n"
 
 
-def test_chance_repeats_in_every_process_and_replay(tool: PythonTool) -> None:
+def test_chance_repeats_in_every_process_and_replay(tool: PythonTool, strict: PythonTool) -> None:
     draw = (
         "import random, secrets, numpy, sympy.core.random\n"
         "x = (random.random(), numpy.random.rand(), numpy.random.default_rng().random(), secrets.randbits(64),\n"
@@ -73,21 +73,8 @@ def test_chance_repeats_in_every_process_and_replay(tool: PythonTool) -> None:
     )
     first = tool.run([draw], "x")
     assert (first.ended, tool.run([], draw + "\nx").output) == ("ok", first.output)
-    with PythonTool() as other:
-        assert other.run([draw], "x").output == first.output
+    assert strict.run([draw], "x").output == first.output  # another zygote
     assert tool.run([draw], "random.random() == x[0]").output == "False\n"
-
-
-def test_a_replay_that_takes_too_long_says_that_the_state_is_lost() -> None:
-    with PythonTool(Limits(wall_seconds=20, replay_seconds=0.4)) as tool:
-        result = tool.run(["import time", "time.sleep(50)"], "1")
-        assert tool.run([], "import time\ntime.sleep(0.8)\n1").output == "1\n"
-    assert result == CellResult(
-        "Stopped: the state of the earlier code is lost, because running it again ran longer than 0.4 s. "
-        "This code did not run.",
-        "replay_failed",
-        keep=False,
-    )
 
 
 @pytest.mark.parametrize(
