@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from .config.load import ConfigError
 from .config.schema import Config
 from .engines.protocol import EngineError
 from .environments.math_check import MathCheckError
-from .environments.protocol import ToolOutageError
+from .environments.protocol import Environment, ToolOutageError
 from .evaluation.held_out import evaluate
 from .learning import sync
 from .loop import trace_step
@@ -30,7 +30,7 @@ from .policy.zero3 import Zero3Policy
 from .ranks import RankError, Ranks, connect
 from .report import Reporter, read_metrics
 from .rollout.collector import Collector, Limits
-from .rollout.transcript import TemplateError
+from .rollout.transcript import TemplateError, Transcript
 from .run_directory import prepare
 from .sampler import load_transcript, make_engine, this_device, wait_ready
 from .sandbox.limits import SandboxError
@@ -86,7 +86,7 @@ def _run(
     except ValueError as error:
         raise ConfigError(f"task: {error}") from error
     if source.skipped:
-        say(f"{len(source.skipped)} malformed records skipped, first: {source.skipped[0]}")
+        say(f"records left out, {len(source.skipped)} notes, first: {source.skipped[0]}")
     check_source(config, source)
     if config.cold_start and not ranks.from_main(lambda: (config.model.path / "config.json").is_file()):
         say(f"cold start: {config.cold_start.steps} supervised steps on expert traces -> {config.model.path}")
@@ -95,11 +95,7 @@ def _run(
 
     check_model_directory(config.model.path)
     transcript = load_transcript(config.model)
-    try:
-        make_environment = source.environments(transcript.count)
-        make_environment()
-    except ValueError as error:
-        raise ConfigError(f"environment: {error}") from error
+    make_environment = ranks.attempt(lambda: _environments(source, transcript))
     engine = make_engine(
         config.model, config.engine, config.sampling.context_tokens, config.run_dir, ranks, device
     )
@@ -145,6 +141,15 @@ def _run(
         _train(current, source, reporter, _added(startup, phases.take()), begun, done)
     finally:
         engine.close()
+
+
+def _environments(source: Source, transcript: Transcript) -> Callable[[], Environment]:
+    try:
+        make = source.environments(transcript.count)
+        make()
+    except ValueError as error:
+        raise ConfigError(f"environment: {error}") from error
+    return make
 
 
 def _train(

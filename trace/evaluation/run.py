@@ -118,7 +118,7 @@ def _question_set(config: EvaluateConfig, name: str, say: Callable[[str], None])
     except ValueError as error:
         raise ConfigError(f"sets.{name}.task: {error}") from error
     if source.skipped:
-        say(f"{name}: {len(source.skipped)} malformed records skipped, first: {source.skipped[0]}")
+        say(f"{name}: records left out, {len(source.skipped)} notes, first: {source.skipped[0]}")
     tasks = list(source.test)[: config.most_questions(name)]
     if not tasks:
         raise ConfigError(f"sets.{name}.task.test: no usable question, nothing to ask")
