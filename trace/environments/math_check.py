@@ -30,6 +30,7 @@ from trace_rl.sandbox.processors import processor_share
 from trace_rl.tasks.boxed import last_boxed
 
 MAX_CHARACTERS = 2000  # of an answer; the longest gold answers of the known sets have about 150
+MAX_DEPTH = 100  # of its brackets: the parser takes long over deeper ones, and no answer has them
 MEMORY_BYTES = 1 << 30  # address space of one worker
 MAX_WORKERS = 4  # by default: a check takes milliseconds
 START_SECONDS = 120.0  # for a worker to start and import math-verify
@@ -37,8 +38,10 @@ _ENDING_SECONDS = 30.0  # for a process to end that has closed its pipe
 _STARVED = 20  # a check never waits: if it takes so many times its seconds, the machine does not run it
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 CACHED_VERDICTS = 20_000
+_TRIES = 2  # checks of one answer that run out of time, before that is its verdict
 _WORKER = Path(__file__).with_name("math_check_worker.py")
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+_Key = tuple[str, tuple[str, ...]]  # an answer and its golds
 
 
 class MathCheckError(RuntimeError):
@@ -75,16 +78,17 @@ class MathChecker:
             self._slots.put(None)
         self._lock = threading.Lock()
         self._running: set[_Worker] = set()
-        self._verdicts: OrderedDict[tuple[str, tuple[str, ...]], Verdict] = OrderedDict()
+        self._verdicts: OrderedDict[_Key, Verdict] = OrderedDict()
+        self._failures: OrderedDict[_Key, int] = OrderedDict()
         self._closed = False
         atexit.register(self.close)
 
     def check(self, answer: str, golds: Sequence[str]) -> Verdict:
         r"""Judges the last ``\boxed{...}`` of ``answer``, or the whole of it if there is none.
 
-        A check that runs out of time or crashes two workers is not correct, and not remembered: other
-        verdicts are. Raises MathCheckError if no worker can be started, if something else (the machine out
-        of memory) killed two workers at it, or if the checker is closed.
+        A check that runs out of time or crashes two workers is not correct; it is remembered after the second
+        try, other verdicts at once. Raises MathCheckError if no worker can be started, if something else (the
+        machine out of memory) killed two workers at it, or if the checker is closed.
         """
         boxed = last_boxed(answer)
         expression = answer.strip() if boxed is None else boxed
@@ -92,6 +96,8 @@ class MathChecker:
             return Verdict(False, "empty")
         if len(expression) > MAX_CHARACTERS:
             return Verdict(False, f"{len(expression)} characters, at most {MAX_CHARACTERS} are read")
+        if _depth(expression) > MAX_DEPTH:
+            return Verdict(False, f"brackets more than {MAX_DEPTH} deep")
         key = expression, tuple(golds)
         with self._lock:
             if key in self._verdicts:
@@ -101,13 +107,20 @@ class MathChecker:
             reply = self._ask({"answer": expression, "golds": list(golds)})
         except _WorkerFailure as failure:
             if failure.by_the_answer:
-                return Verdict(False, str(failure))
+                return self._remember_failure(key, Verdict(False, str(failure)))
             raise MathCheckError(f"an answer could not be checked: {failure}") from failure
         verdict = Verdict(reply["correct"] is True, str(reply["reason"]))
         with self._lock:
-            self._verdicts[key] = verdict
-            if len(self._verdicts) > CACHED_VERDICTS:
-                self._verdicts.popitem(last=False)
+            _put(self._verdicts, key, verdict)
+        return verdict
+
+    def _remember_failure(self, key: _Key, verdict: Verdict) -> Verdict:
+        with self._lock:
+            tries = self._failures.pop(key, 0) + 1
+            if tries < _TRIES:
+                _put(self._failures, key, tries)
+            else:
+                _put(self._verdicts, key, verdict)
         return verdict
 
     def probe(self) -> None:
@@ -169,6 +182,23 @@ class MathChecker:
         with self._lock:
             self._running.discard(worker)
         return None
+
+
+def _put(remembered: OrderedDict[_Key, Any], key: _Key, value: Any) -> None:
+    remembered[key] = value
+    if len(remembered) > CACHED_VERDICTS:
+        remembered.popitem(last=False)
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for character in text:
+        if character in "([{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in ")]}":
+            depth = max(0, depth - 1)
+    return deepest
 
 
 class _WorkerFailure(Exception):

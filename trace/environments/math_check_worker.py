@@ -15,11 +15,17 @@ import resource
 import select
 import signal
 import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 # One "$" or "\(" that is not escaped; "\\[2pt]" in a matrix is a line break with a length.
 _MATH_DELIMITER = re.compile(r"(?<!\\)(?:\\\\)*(?:\$|\\[(\[])")
 _LOOK_SECONDS = 1.0  # between two looks whether the parent lives
 _RETIRE_ABOVE = 1 / 4  # of the memory limit; sympy's caches only ever grow
+_SMALL, _RELATIVE = 1e-3, 1e-6  # numbers that small must agree to so much of their size
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_LABEL = re.compile(r"(?:\\(?:text|mathrm|textbf)\{\s*[A-Za-z]{2,}\s*\}|[A-Z]{2,})")
 
 
 def main(memory_bytes: int, seconds: float) -> None:
@@ -67,17 +73,76 @@ def _resident_bytes() -> int:
 
 def compare(answer: str, golds: list[str]) -> tuple[bool, str]:
     """Whether ``answer`` equals one of ``golds`` by math-verify, and why."""
-    from math_verify import verify
-
+    verify = _verify()
     parsed = _parse(answer)
     if not parsed:
         return False, "no mathematics found in it"
     for gold in golds:
         expected = _parse(gold)
+        if not expected or not _spelled_like(answer, gold):
+            continue
+        meaningful = [value for value in parsed if not _states_nothing(value, expected)]
         # Gold first: the comparison is not symmetric. "x <= 2" is as good as "(-oo, 2]".
-        if expected and verify(expected, parsed, allow_set_relation_comp=True, timeout_seconds=None):
+        if verify(expected, meaningful, allow_set_relation_comp=True, timeout_seconds=None):
             return True, f"equal to {gold}"
     return False, "equal to no gold answer"
+
+
+@cache
+def _verify() -> Callable[..., bool]:
+    """math-verify's comparison, made stricter in two places where it takes almost anything for equal."""
+    from math_verify import grader
+
+    solve, numeric_eq = grader.solve, grader.sympy_numeric_eq
+
+    def solve_or_fail(*arguments: Any) -> Any:
+        # It takes equations for equal if their solutions are: all without any would be, "0 = 1" among them.
+        solutions = solve(*arguments)
+        if not solutions:
+            raise ValueError("no solution to compare")
+        return solutions
+
+    def numeric_eq_of_small_too(a: Any, b: Any, *precision: int) -> bool:
+        # It rounds decimals to six places and takes differences under 1e-15 for none.
+        return bool(numeric_eq(a, b, *precision)) and _close_if_small(a, b)
+
+    grader.solve, grader.sympy_numeric_eq = solve_or_fail, numeric_eq_of_small_too
+    verify: Callable[..., bool] = grader.verify
+    return verify
+
+
+def _close_if_small(gold: Any, value: Any) -> bool:
+    if not (getattr(gold, "is_number", False) and getattr(value, "is_number", False)):
+        return True
+    exact, other = gold.doit().evalf(30), value.doit().evalf(30)
+    if exact == other or not 0 < abs(exact) < _SMALL:
+        return True
+    return bool(abs(exact - other) <= _RELATIVE * abs(exact))
+
+
+def _states_nothing(value: Any, expected: list[Any]) -> bool:
+    """Whether it is a statement on no unknown ("0 = 1", "1 < 5 < 42") where a gold has unknowns or is a set."""
+    from math_verify.grader import is_relation
+    from sympy import Set
+    from sympy.logic.boolalg import BooleanAtom
+
+    if not isinstance(value, BooleanAtom) and not (is_relation(value) and not value.free_symbols):
+        return False
+    return any(isinstance(gold, Set) or getattr(gold, "free_symbols", None) for gold in expected)
+
+
+def _spelled_like(answer: str, gold: str) -> bool:
+    """False if the gold is a word or a row of letters that do not stand so in the answer, whatever their case.
+
+    To math-verify bare letters are factors, which commute: it takes BAC for ABC.
+    """
+    if not _LABEL.fullmatch(gold.strip().strip("$")):
+        return True
+    return _letters(gold) in _letters(answer)
+
+
+def _letters(text: str) -> str:
+    return "".join(filter(str.isalpha, _COMMAND.sub("", text))).casefold()
 
 
 def _parse(text: str) -> list[object]:

@@ -11,12 +11,11 @@ import ast
 import builtins
 import sys
 from os import _exit, dup2, fstat, write
+from resource import RLIMIT_CPU, RUSAGE_SELF, getrlimit, getrusage, setrlimit
 from signal import ITIMER_REAL, setitimer
 from sys import setprofile, settrace
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
-
-from .confine import limit_cpu
 
 __builtins__ = dict(vars(builtins))  # type: ignore[assignment]
 
@@ -66,7 +65,7 @@ class _Session:
                 return REPLAY_FAILED
         dup2(OUTPUT, 1)
         dup2(OUTPUT, 2)
-        limit_cpu(cpu_seconds)
+        _limit_cpu(cpu_seconds)
         if write(STATUS, REPLAYED) != 1:
             return BROKEN
         return self._cell(len(cells), cells[-1], self._output)
@@ -145,6 +144,14 @@ class _Session:
         return f'  File "{code.co_filename}", line {line}, in {code.co_name}' + (
             f"\n    {text}" if text else ""
         )
+
+
+def _limit_cpu(seconds: int) -> None:
+    """Lowers the limit of processor time to ``seconds`` from now, rounded up."""
+    usage = getrusage(RUSAGE_SELF)
+    value = int(usage.ru_utime + usage.ru_stime) + 1 + seconds
+    value = min(value, getrlimit(RLIMIT_CPU)[1])
+    setrlimit(RLIMIT_CPU, (value, value))
 
 
 def _compile(source: str, name: str) -> tuple[CodeType, CodeType | None]:

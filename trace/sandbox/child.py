@@ -108,13 +108,19 @@ def prepare_interpreter() -> None:
     warnings.formatwarning = _short_warning
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
-    sys.argv, sys.executable = [""], ""
+    sys.argv, sys.orig_argv, sys.executable = [""], [""], ""
     standard = (importlib.machinery.BuiltinImporter, importlib.machinery.FrozenImporter)
     sys.meta_path[:] = [*standard, _LibraryFinder(readable.library_folders())]
+    # An editable installation leaves a module that knows where the repository is, and its hook.
+    sys.path_hooks[:] = [hook for hook in sys.path_hooks if not _of_installation(hook.__module__)]
     sys.path_importer_cache.clear()
     package = __name__.split(".")[0]
-    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+    for name in [name for name in sys.modules if name.split(".")[0] == package or _of_installation(name)]:
         del sys.modules[name]
+
+
+def _of_installation(module: str) -> bool:
+    return module.startswith("__editable__")
 
 
 class _LibraryFinder:

@@ -83,14 +83,6 @@ def limit_resources(limits: Limits, mapped: int) -> None:
         resource.setrlimit(which, (value, value))
 
 
-def limit_cpu(seconds: int) -> None:
-    """Lowers the limit of processor time to ``seconds`` from now, rounded up."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    value = int(usage.ru_utime + usage.ru_stime) + 1 + seconds
-    value = min(value, resource.getrlimit(resource.RLIMIT_CPU)[1])
-    resource.setrlimit(resource.RLIMIT_CPU, (value, value))
-
-
 def _drop_capabilities() -> None:
     for capability in range(64):
         _prctl(_PR_CAPBSET_DROP, capability)  # refused without CAP_SETPCAP, and then there is nothing to drop

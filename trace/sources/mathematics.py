@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -28,19 +29,29 @@ def call_limits(e: PythonConfig) -> Limits:
     )
 
 
-def math_source(task: MathTask, e: PythonConfig) -> Source:
-    """Problems from files. All environments of a process share one sandbox and one answer checker.
+@functools.cache
+def tried_tools(limits: Limits, check_seconds: float) -> tuple[PythonTool, MathChecker]:
+    """The sandbox and the checker of this process for these limits, which have each done one trivial task.
 
-    ``environments`` tries both first and raises SandboxError or MathCheckError if one cannot work here.
+    Raises SandboxError or MathCheckError, and is not cached, if one cannot work here.
+    """
+    checker = MathChecker(seconds=check_seconds)
+    tool = PythonTool(limits)
+    checker.probe()
+    tool.probe()
+    return tool, checker
+
+
+def math_source(task: MathTask, e: PythonConfig) -> Source:
+    """Problems from files. All environments of a process with equal limits share a sandbox and a checker.
+
+    ``environments`` tries both and raises SandboxError or MathCheckError if one cannot work here.
     """
     read = read_splits(task, read_math)
 
     def environments(count_tokens: CountTokens) -> Callable[[], Environment]:
-        checker = MathChecker(seconds=e.check_seconds)
-        tool = PythonTool(call_limits(e))
         # What cannot work here is to be known now, not from the first rollouts.
-        checker.probe()
-        tool.probe()
+        tool, checker = tried_tools(call_limits(e), e.check_seconds)
 
         def make() -> Environment:
             return PythonMath(

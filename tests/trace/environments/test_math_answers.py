@@ -88,13 +88,41 @@ WRONG = [
     (r"\infty", "5"),
     (r"\frac{0}{0}", "5"),
 ]
+EQUATIONS = ["x^2+1=0", "x^2+x+1=0", "x^2+2x+5=0", "x^4=-4", "|x|+|y|=1"]
+NOTHING = ["0=0", "0=1", "1=2", "x=x", "x+1=x", "z^2=-1", "|x|=-1", "1<2"]
+SMALL = [  # (answer, gold, equal)
+    ("0.0", "10^{-9}", False),
+    ("0.0", r"\frac{1}{10000000}", False),
+    ("3^{-100}", "2^{-100}", False),
+    ("e^{-101}", "e^{-100}", False),
+    (r"1.0 \cdot 10^{-34}", r"6.6\cdot10^{-34}", False),
+    ("x = 0.0", "x = 10^{-34}", False),
+    ("(1, 0.0)", "(1, 10^{-9})", False),
+    ("0.0001", r"\frac{1}{10000}", True),
+    (r"6.6 \cdot 10^{-34}", r"\frac{66}{10^{35}}", True),
+    ("4^{-50}", "2^{-100}", True),
+    (r"0.01\%", "0.0001", True),
+]
+LETTERS = [
+    ("BAC", "ABC", False),
+    (r"\text{BAC}", "ABC", False),
+    ("cba", r"\text{abc}", False),
+    ("ABC", "ABC", True),
+    (r"\text{ABC}", "ABC", True),
+    ("ABC", r"\text{ABC}", True),
+    (r"\mathrm{yes}", r"\text{yes}", True),
+    ("yx", "xy", True),  # a product
+]
 DIFFERENT = [  # (answer, gold, the mathematician's verdict, math-verify's)
     (r"50\%", "50", False, True),  # it lets a percent sign go where the other side is a whole number
     ("50", r"50\%", False, True),
     ("0.333333", r"\frac{1}{3}", False, True),  # it rounds decimals to six places
     ("6.283185", r"2\pi", False, True),
     ("4210_7", "4210_5", False, True),  # it ignores the base
-    ("on", "no", False, True),  # bare letters are a product, and products commute
+    ("9", r"9\%", False, True),
+    (r"9\%", "9", False, True),
+    ("(2,1)", "1,2", False, True),  # to a set it compares a tuple without its order
+    ("on", "no", False, True),  # bare small letters are a product, and products commute
     ("1", "2 1/3", False, True),  # it reads mixed numbers only with \frac
     (r"\frac{7}{3}", "2 1/3", True, False),
     (r"\frac{\pi}{3}", r"60^\circ", True, False),  # it drops the degree sign
@@ -117,6 +145,33 @@ def test_correct_answers(checker, answer, gold):
 @pytest.mark.parametrize(("answer", "gold"), WRONG)
 def test_wrong_answers(checker, answer, gold):
     assert not checker.check(answer, [gold]).correct
+
+
+@pytest.mark.parametrize("gold", EQUATIONS)
+def test_equations_without_solutions_do_not_equal_each_other(checker, gold):
+    assert [answer for answer in NOTHING if checker.check(answer, [gold]).correct] == []
+    assert checker.check(gold, [gold]).correct
+
+
+def test_equations_with_the_same_solutions_are_equal(checker):
+    assert checker.check("2x + 2y = 4", ["x + y = 2"]).correct
+    assert checker.check("x^2 + 2x = -5", ["x^2+2x+5=0"]).correct
+    assert checker.check("1 + 4 = 5", ["5"]).correct
+
+
+def test_a_statement_on_no_unknown_is_no_set(checker):
+    assert not checker.check("1<5<42", [r"\emptyset"]).correct
+    assert not checker.check("0<1", [r"(-\infty, \infty)"]).correct
+
+
+@pytest.mark.parametrize(("answer", "gold", "equal"), SMALL)
+def test_small_numbers_are_compared_by_their_size(checker, answer, gold, equal):
+    assert checker.check(answer, [gold]).correct == equal
+
+
+@pytest.mark.parametrize(("answer", "gold", "equal"), LETTERS)
+def test_rows_of_letters_have_an_order(checker, answer, gold, equal):
+    assert checker.check(answer, [gold]).correct == equal
 
 
 @pytest.mark.parametrize(("answer", "gold", "right", "by_library"), DIFFERENT)

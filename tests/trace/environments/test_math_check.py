@@ -197,7 +197,7 @@ def test_many_threads_share_few_processes(make):
     assert most == 2
 
 
-def test_verdicts_are_remembered_but_for_failures(make, monkeypatch):
+def test_verdicts_are_remembered_and_failures_after_two_tries(make, monkeypatch):
     asked = []
 
     class Worker:
@@ -215,10 +215,19 @@ def test_verdicts_are_remembered_but_for_failures(make, monkeypatch):
 
     monkeypatch.setattr(math_check, "_Worker", Worker)
     checker = make()
-    for answer in ("5", r"so \boxed{5}", " 5 ", ENDLESS, ENDLESS):
-        assert checker.check(answer, ["5"]).correct == (answer != ENDLESS)
+    for answer in ("5", r"so \boxed{5}", " 5 ", ENDLESS, ENDLESS, ENDLESS, "{" * 101 + "5" + "}" * 101):
+        assert checker.check(answer, ["5"]).correct == ("5" in answer and len(answer) < 20)
     checker.check("5", ["5", "6"])
     assert asked == [("5", ["5"]), (ENDLESS, ["5"]), (ENDLESS, ["5"]), ("5", ["5", "6"])]
+
+
+def test_brackets_too_deep_are_not_parsed(make):
+    checker = make()
+    for left, right in ("{}", "()", "[]"):
+        verdict = checker.check(left * 101 + "5" + right * 101, ["5"])
+        assert verdict == Verdict(False, "brackets more than 100 deep")
+    assert children() == []
+    assert checker.check("+".join(["(1)"] * 200), ["200"]).correct
 
 
 def test_closing_ends_checks_under_way_and_waiting():

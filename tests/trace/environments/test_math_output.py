@@ -145,6 +145,14 @@ def test_other_fences_stay(program):
     assert [code.strip() for _, code in tool.asked] == [program]
 
 
+def test_long_blanks_in_a_fence_do_not_take_quadratic_time():
+    """With a pattern that tries each blank as the end it would not end within hours."""
+    tool = Tool()
+    program = "```\n" + " " * 10_000_000 + "x"
+    make(tool).step(f"<python>{program}</python>")
+    assert [code for _, code in tool.asked] == [program]
+
+
 def test_indentation_that_all_lines_share_is_taken_off():
     tool = Tool()
     make(tool).step("<python>```python\n    if 1:\n      print(1)\n    print(2)\n```</python>")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 from collections.abc import Iterator
@@ -73,6 +74,23 @@ def test_no_part_of_the_trainer_can_be_imported(tool: PythonTool) -> None:
         assert tool.run([], f"import {name}").output.endswith(
             f"ModuleNotFoundError: No module named '{name}'\n"
         )
+
+
+def test_no_module_of_an_installation_and_no_argument_is_left(tool: PythonTool) -> None:
+    code = """import sys
+        named = [name for name in sys.modules if '__editable__' in name or name.startswith('trace_')]
+        hooks = [hook.__module__ for hook in sys.path_hooks]
+        named, sys.orig_argv, 'editable' in str(hooks)"""
+    assert tool.run([], inspect.cleandoc(code)).output == "([], [''], False)\n"
+
+
+def test_a_cell_cannot_keep_the_limit_of_processor_time_from_being_lowered(tool: PythonTool) -> None:
+    replace = """import builtins, resource
+        real = resource.getrlimit
+        resource.setrlimit = resource.getrusage = resource.getrlimit = lambda *_: (99, 99)
+        builtins.min, builtins.int = max, None"""
+    untouched = tool.run(["import resource\nreal = resource.getrlimit"], "real(0)").output
+    assert tool.run([inspect.cleandoc(replace)], "real(0)").output == untouched  # 0 is RLIMIT_CPU
 
 
 def test_only_its_own_files_are_open(tool: PythonTool) -> None:

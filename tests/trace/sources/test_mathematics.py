@@ -12,7 +12,7 @@ from trace_rl.config.tasks import MathTask
 from trace_rl.environments.math_check import MathChecker, MathCheckError
 from trace_rl.sandbox import Limits, PythonTool, SandboxError
 from trace_rl.sources.load import load_source
-from trace_rl.sources.mathematics import call_limits
+from trace_rl.sources.mathematics import call_limits, tried_tools
 from trace_rl.sources.source import Source
 
 
@@ -38,6 +38,22 @@ def test_an_episode_in_the_real_environment(source: Source) -> None:
     assert (end.reward, end.answer) == (1.0, r"\boxed{\frac{10}{2}}")
 
 
+def test_sets_with_equal_limits_share_one_sandbox_and_checker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probed: list[object] = []
+    for kind in (PythonTool, MathChecker):
+        monkeypatch.setattr(kind, "probe", lambda self: probed.append(self))
+    tried_tools.cache_clear()
+    for name, max_calls, instructions in (("a", 3, "A"), ("b", 3, "B"), ("c", 4, "A")):
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text(json.dumps({"problem": "What is $2 + 3$?", "answer": "5"}) + "\n")
+        config = PythonConfig(kind="python", max_calls=max_calls, instructions=instructions)
+        load_source(MathTask(kind="math", train=[], test=[file]), config).environments(len)
+    tried_tools.cache_clear()
+    assert len(probed) == 4  # for two different limits
+
+
 @pytest.mark.parametrize(
     ("probed", "error"), [(PythonTool, SandboxError("no Landlock")), (MathChecker, MathCheckError("none"))]
 )
@@ -47,6 +63,7 @@ def test_what_cannot_work_is_found_out_at_the_start(
     def probe(self: object) -> None:
         raise error
 
+    tried_tools.cache_clear()  # other tests have tried theirs
     for kind in (PythonTool, MathChecker):
         monkeypatch.setattr(kind, "probe", probe if kind is probed else lambda self: None)
     with pytest.raises(type(error), match=str(error)):
