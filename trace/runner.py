@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,45 +16,27 @@ from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from .cold_start import cold_start
 from .config.load import ConfigError
 from .config.schema import Config
-from .engines.protocol import EngineError
-from .environments.math_check import MathCheckError
-from .environments.protocol import Environment, ToolOutageError
 from .evaluation.held_out import evaluate
 from .learning import sync
 from .loop import trace_step
-from .missing_library import MissingLibraryError, missing_libraries_named
+from .missing_library import missing_libraries_named
 from .phases import Phases, Silent
-from .policy.module import ModelError, check_model_directory
+from .policy.module import check_model_directory
 from .policy.sync import SyncError
 from .policy.zero3 import Zero3Policy
-from .ranks import RankError, Ranks, connect
+from .ranks import Ranks, connect
 from .report import Reporter, read_metrics
 from .rollout.collector import Collector, Limits
-from .rollout.transcript import TemplateError, Transcript
 from .run_directory import prepare
 from .sampler import load_transcript, make_engine, this_device, wait_ready
-from .sandbox.limits import SandboxError
-from .sources.load import load_source
+from .sources.load import load_source, make_environments
 from .sources.source import Source
 from .state import Run
 from .tasks.order import TaskOrder
-from .tasks.records import RecordError
+from .user_errors import SAMPLING_ERRORS
 
 # What a user can mend: shown as one message, without a traceback.
-USER_ERRORS = (
-    CheckpointError,
-    EngineError,
-    FileNotFoundError,
-    MathCheckError,
-    MissingLibraryError,
-    ModelError,
-    RankError,
-    RecordError,
-    SandboxError,
-    SyncError,
-    TemplateError,
-    ToolOutageError,
-)
+USER_ERRORS = (*SAMPLING_ERRORS, CheckpointError, SyncError)
 
 
 @missing_libraries_named()
@@ -79,12 +61,7 @@ def _run(
 ) -> None:
     say = reporter.say if reporter else lambda text: None
     phases = Phases(reporter or Silent())
-    try:
-        source = load_source(config.task, config.environment)
-    except RecordError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"task: {error}") from error
+    source = load_source(config.task, config.environment)
     if source.skipped:
         say(f"records left out, {len(source.skipped)} notes, first: {source.skipped[0]}")
     check_source(config, source)
@@ -95,7 +72,7 @@ def _run(
 
     check_model_directory(config.model.path)
     transcript = load_transcript(config.model)
-    make_environment = ranks.attempt(lambda: _environments(source, transcript))
+    make_environment = ranks.attempt(lambda: make_environments(source, transcript.count))
     engine = make_engine(
         config.model, config.engine, config.sampling.context_tokens, config.run_dir, ranks, device
     )
@@ -141,15 +118,6 @@ def _run(
         _train(current, source, reporter, _added(startup, phases.take()), begun, done)
     finally:
         engine.close()
-
-
-def _environments(source: Source, transcript: Transcript) -> Callable[[], Environment]:
-    try:
-        make = source.environments(transcript.count)
-        make()
-    except ValueError as error:
-        raise ConfigError(f"environment: {error}") from error
-    return make
 
 
 def _train(

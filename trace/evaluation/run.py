@@ -13,20 +13,14 @@ import torch.distributed as dist
 
 from trace_rl.config.evaluate import EvaluateConfig
 from trace_rl.config.load import ConfigError, dump_config
-from trace_rl.engines.protocol import EngineError
-from trace_rl.environments.math_check import MathCheckError
-from trace_rl.environments.protocol import Environment, ToolOutageError
-from trace_rl.missing_library import MissingLibraryError, missing_libraries_named
-from trace_rl.policy.module import ModelError
-from trace_rl.ranks import TIMEOUT, RankError, Ranks
+from trace_rl.missing_library import missing_libraries_named
+from trace_rl.ranks import TIMEOUT, Ranks
 from trace_rl.rollout.collector import Collector, Limits
-from trace_rl.rollout.transcript import TemplateError, Transcript
 from trace_rl.sampler import load_transcript, make_engine, this_device, wait_ready
-from trace_rl.sandbox.limits import SandboxError
-from trace_rl.sources.load import load_source
+from trace_rl.sources.load import load_source, make_environments
 from trace_rl.sources.source import Source
-from trace_rl.tasks.records import RecordError
 from trace_rl.tasks.task import Task
+from trace_rl.user_errors import SAMPLING_ERRORS
 
 from .asking import ask
 from .identity import RECORDS, check_questions, claim, identity
@@ -45,19 +39,7 @@ from .records import (
 from .results import Results, results, write
 
 # What a user can mend: shown as one message, without a traceback.
-USER_ERRORS = (
-    EngineError,
-    FileNotFoundError,
-    MathCheckError,
-    MissingLibraryError,
-    ModelError,
-    RankError,
-    RecordError,
-    RecordsError,
-    SandboxError,
-    TemplateError,
-    ToolOutageError,
-)
+USER_ERRORS = (*SAMPLING_ERRORS, RecordsError)
 
 
 @dataclass(frozen=True)
@@ -111,12 +93,7 @@ def _claimed(config: EvaluateConfig, directory: Path) -> str:
 
 def _question_set(config: EvaluateConfig, name: str, say: Callable[[str], None]) -> QuestionSet:
     one = config.sets[name]
-    try:
-        source = load_source(one.task, one.environment)
-    except RecordError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"sets.{name}.task: {error}") from error
+    source = load_source(one.task, one.environment, f"sets.{name}.")
     if source.skipped:
         say(f"{name}: records left out, {len(source.skipped)} notes, first: {source.skipped[0]}")
     tasks = list(source.test)[: config.most_questions(name)]
@@ -152,7 +129,11 @@ def _sample(
         return
     model = config.model.model_copy(update={"path": directory})
     transcript = load_transcript(model)
-    made = {one.name: _environments(one, transcript) for one in sets if mine[one.name]}
+    made = {
+        one.name: make_environments(one.source, transcript.count, f"sets.{one.name}.")
+        for one in sets
+        if mine[one.name]
+    }
     limits = Limits(config.sampling.temperature, config.sampling.turn_tokens, config.sampling.context_tokens)
     watch.say(f"starting {config.engine.kind} ...")
     with closing(
@@ -181,15 +162,6 @@ def _ask(
             watch.advance()
 
         ask(collector, one.tasks, keys, seed, keep)
-
-
-def _environments(one: QuestionSet, transcript: Transcript) -> Callable[[], Environment]:
-    try:
-        make = one.source.environments(transcript.count)
-        make()
-    except ValueError as error:
-        raise ConfigError(f"sets.{one.name}.environment: {error}") from error
-    return make
 
 
 def _conclude(config: EvaluateConfig, sets: Sequence[QuestionSet], directory: Path, weights: str) -> Results:

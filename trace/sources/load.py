@@ -1,6 +1,8 @@
-"""From the `task` and `environment` sections to a source."""
+"""From the `task` and `environment` sections to a source and its environments."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from trace_rl.config.environments import (
     CustomConfig,
@@ -9,14 +11,42 @@ from trace_rl.config.environments import (
     PythonConfig,
     SearchConfig,
 )
+from trace_rl.config.load import ConfigError
 from trace_rl.config.tasks import BfclTask, CustomTask, MathTask, QaTask, TaskConfig, WorldTask
+from trace_rl.environments.protocol import Environment
+from trace_rl.tasks.records import RecordError
 
 from .search import qa_source, world_source
-from .source import Source
+from .source import CountTokens, Source
 
 
-def load_source(task: TaskConfig, environment: EnvironmentConfig) -> Source:
-    """Read or generate tasks. Raises RecordError, FileNotFoundError or ValueError with what is wrong."""
+def load_source(task: TaskConfig, environment: EnvironmentConfig, within: str = "") -> Source:
+    """Read or generate tasks.
+
+    Raises RecordError or FileNotFoundError for files that cannot be used, and ConfigError for settings; it names
+    them from `within` on ("sets.math.").
+    """
+    try:
+        return _source(task, environment)
+    except RecordError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{within}task: {error}") from error
+
+
+def make_environments(
+    source: Source, count_tokens: CountTokens, within: str = ""
+) -> Callable[[], Environment]:
+    """A maker of environments that has made one already; raises ConfigError for settings that cannot work."""
+    try:
+        make = source.environments(count_tokens)
+        make()
+    except ValueError as error:
+        raise ConfigError(f"{within}environment: {error}") from error
+    return make
+
+
+def _source(task: TaskConfig, environment: EnvironmentConfig) -> Source:
     # What only one scenario needs (sympy, BFCL's wheel) is imported where that scenario is played.
     match task, environment:
         case WorldTask(), SearchConfig():
