@@ -112,7 +112,7 @@ def _run(
                 batch_size=config.predictor.batch,
                 window=config.predictor.replay_steps + 1,
                 seed=config.seed,
-            ),
+            ).to(device),
             phases=phases,
         )
         _train(current, source, reporter, _added(startup, phases.take()), begun, done)

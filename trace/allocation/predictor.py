@@ -116,20 +116,22 @@ class SuccessPredictor(nn.Module):
             return PredictorUpdate(0.0, 0)
         self.nodes.append(step)
         device = self.hidden.weight.device
-        x, y, leaves = (torch.cat(parts).to(device) for parts in zip(*self.nodes, strict=True))
+        x, y, leaves = (torch.cat(parts) for parts in zip(*self.nodes, strict=True))
         weight = leaves.sqrt()
         weight = weight / weight.mean()
         steps, error = 0, 0.0
         for _ in range(self.epochs):
             error = 0.0
             for batch in torch.randperm(len(x), generator=self.generator).split(self.batch_size):
-                rows = batch.to(device)
+                # A batch at a time: the window's hidden states may be larger than what a GPU has left.
+                inputs, outcomes, weights = (part[batch].to(device) for part in (x, y, weight))
+                rows = torch.arange(len(batch), device=device)
                 with torch.enable_grad():
-                    loss = anchor_loss(x, rows, self.head, y[rows], weight[rows])
+                    loss = anchor_loss(inputs, rows, self.head, outcomes, weights)
                     self.optimizer.zero_grad(set_to_none=True)
                     loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
                 self.optimizer.step()
-                error += float(loss.detach()) * len(rows)
+                error += float(loss.detach()) * len(batch)
                 steps += 1
         self.optimizer.zero_grad(set_to_none=True)
         return PredictorUpdate(error / len(x), steps)

@@ -13,6 +13,8 @@ from trace_kernels.edge_logprobs import EdgeLogprobHead
 from trace_kernels.integrations.transformers import UnsupportedModelError, enable_tree_attention
 from trace_kernels.layout import TreeLayout
 
+from .logits import logit_factor
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -29,6 +31,7 @@ class TreePolicy(nn.Module):
         EdgeLogprobHead.adopt(model.get_output_embeddings())
         self.model = model
         self.temperature = temperature
+        self.factor = logit_factor(model.config)
         self.softcap = getattr(model.config, "final_logit_softcapping", None)
         self.attention = attention
 
@@ -55,7 +58,7 @@ class TreePolicy(nn.Module):
             hidden,
             edge_src=edge_src,
             labels=labels,
-            temperature=self.temperature,
+            temperature=self.temperature / self.factor,
             entropy=entropy,
             softcap=self.softcap,
         )

@@ -19,8 +19,9 @@ from transformers.integrations import HfDeepSpeedConfig
 from ..config.schema import LossConfig, ModelConfig, OptimizerConfig
 from ..ranks import Ranks
 from .batch import Features, Forest, LossTerms, NodeKey, PackedBatch, dummy_batch, pack, schedule
+from .logits import head_error
 from .loss import tree_policy_loss
-from .module import load_tree_policy
+from .module import ModelError, TreePolicy, load_tree_policy
 from .settings import zero3_settings
 
 BUCKET_BYTES = 1 << 30  # weights gathered at a time for a sync
@@ -66,6 +67,7 @@ class Zero3Policy:
             module.requires_grad_(False)
         parameters = [p for p in module.parameters() if p.requires_grad] or None
         self.engine, *_ = deepspeed.initialize(model=module, model_parameters=parameters, config=settings)
+        self._check_head(module)
         self.steps = 0
 
     def score(
@@ -240,6 +242,16 @@ class Zero3Policy:
         """Tokens one pass over the forest forwards on all ranks: paths shared by several parts count in each."""
         ranks = schedule(forest, self.micro_batch_tokens, self.ranks.world)
         return sum(part.tokens for parts in ranks for part in parts if part is not None)
+
+    def _check_head(self, module: TreePolicy) -> None:
+        """Refuse a model whose logits are more than its output layer of its hidden states."""
+        error, rounding = head_error(module, self.device)
+        if not error <= rounding:
+            raise ModelError(
+                f"{self.path}: {type(module.model).__name__} makes its logits otherwise than the log-prob head, "
+                f"which knows lm_head(hidden), a softcap and the scales of Granite and Cohere: log-probs differ "
+                f"by {error:.2g} nats, of which rounding explains {rounding:.2g}"
+            )
 
     def close(self) -> None:
         """Free the engine's memory; the process group stays."""

@@ -10,16 +10,20 @@ import torch
 
 from .launching import launch
 from .oracle import write_model
+from .test_logits import scaled_otherwise
 
 Results = dict[str, Any]
 
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory of models: untied, tied, other (untied, other weights)."""
+    """A directory of models: untied, tied, other (untied, other weights), scaled (its logits, in its own way)."""
     root = tmp_path_factory.mktemp("models")
     for seed, name in enumerate(("untied", "tied", "other")):
         write_model(root / name, tied=name == "tied", seed=seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        scaled_otherwise().save_pretrained(root / "scaled")
     return root
 
 

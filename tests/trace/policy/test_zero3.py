@@ -231,6 +231,10 @@ def test_other_models_load_whole_beside_the_policy(results: Results) -> None:
     assert results["plain"]["zero3"] is False
 
 
+def test_a_model_that_makes_its_logits_otherwise_is_refused(results: Results) -> None:
+    assert "HyperCLOVAXForCausalLM makes its logits otherwise" in results["refused"]
+
+
 def test_the_users_settings_win_over_the_defaults() -> None:
     over = {"zero_optimization": {"sub_group_size": 7}, "gradient_clipping": 5.0, "zero_quantized": True}
     got = zero3_settings("bfloat16", OPTIMIZER, torch.device("cpu"), over)

@@ -26,6 +26,7 @@ from trace_rl.learning import update_policy
 from trace_rl.phases import Phases
 from trace_rl.policy import zero3
 from trace_rl.policy.batch import Features, Forest, LossTerms, schedule
+from trace_rl.policy.module import ModelError
 from trace_rl.policy.zero3 import Zero3Policy
 from trace_rl.ranks import Ranks, connect, end_process
 
@@ -221,6 +222,14 @@ def synced(w: Worker) -> dict[str, Any]:
         return outcomes(policy, w.models / "tied")
 
 
+def refused(w: Worker) -> str:
+    try:
+        with w.policy("scaled"):
+            return ""
+    except ModelError as error:
+        return str(error)
+
+
 SCENARIOS = (
     plain,
     micro_batches,
@@ -234,6 +243,7 @@ SCENARIOS = (
     zero_variance,
     fewer_trees_than_ranks,
     synced,
+    refused,
 )
 
 
