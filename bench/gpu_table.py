@@ -32,7 +32,7 @@ def lines(folder: Path) -> list[str]:
 
 
 # The phase that says most of each benchmark.
-SUMMED = ("pass", "root", "prefix", "V_hat and std", "treepo")
+SUMMED = ("pass", "root", "prefix", "V_hat and std")
 
 
 def rows(folder: Path) -> list[Row]:

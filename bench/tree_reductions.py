@@ -1,7 +1,9 @@
 """Segmented tree reductions beside per-node Python and beside the usual way in tensor operations.
 
-`forest` checks parents and leaves and finds every node's leaf range. `V_hat and std` are of all nodes, the forest
-being known. `treepo` gives the advantages with the deepest nesting, from parents and rewards.
+`forest` checks parents and leaves and finds every node's leaf range: every call that begins with parents pays it.
+`V_hat and std` are of all nodes, the forest being known. `treepo` gives the advantages with the deepest nesting,
+from parents and rewards, the forest included. Both `forest` and `treepo` run on the CPU whatever the device, and
+say so under another one.
 
 Python works on lists, on a sample of whole trees; its time is scaled. `per node` looks at each node's leaves (for
 treepo, each leaf's ancestors), `bottom-up` at each node's children, without checks. The tensor way goes level by
@@ -116,18 +118,21 @@ def _methods(parents: Ints, leaves: Ints, device: torch.device) -> list[Method]:
     levels = _levels(parents, device)
     above, at = torch.from_numpy(parents).to(device), torch.from_numpy(leaves).to(device)
     own, loop, up = "tree_reductions", "Python per node (sample, scaled)", "Python bottom-up (sample, scaled)"
-    job = "V_hat and std"
+    job, host = "V_hat and std", "" if device.type == "cpu" else ", on the CPU"
     return [
-        Method("forest", own, lambda: LeafRanges.of(parents, leaves)),
-        Method("forest", up, lambda: _python_ranges(*sample[:2]), scale),
+        Method("forest" + host, own, lambda: LeafRanges.of(parents, leaves)),
+        Method("forest" + host, up, lambda: _python_ranges(*sample[:2]), scale),
         Method(job, own, moments, error=moments_error),
         Method(job, loop, lambda: _python_moments(*sample_ranges, sample[2]), scale),
         Method(job, up, python_moments, scale),
         Method(job, "index_add_ by level", lambda: _by_level(levels, above, at, on_device)),
         Method(
-            "treepo", own, lambda: leaf_advantages(parents, leaves, rewards, "treepo"), error=treepo_error
+            "treepo" + host,
+            own,
+            lambda: leaf_advantages(parents, leaves, rewards, "treepo"),
+            error=treepo_error,
         ),
-        Method("treepo", loop, lambda: _python_treepo(*sample), scale),
+        Method("treepo" + host, loop, lambda: _python_treepo(*sample), scale),
     ]
 
 

@@ -3,18 +3,21 @@
 import triton
 import triton.language as tl
 
+# Squares of hidden states times this, a power of 2, neither overflow (to 1e28) nor vanish beside eps.
+SHRINK = tl.constexpr(2.0**-32)
+
 
 @triton.jit
 def _logits(
     HIDDEN, NORM, W1, B1, W2, source, inside, stride, eps, D, WIDTH,
     PRECISION: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """[BLOCK_A], without the last bias. The norm's factor of a row is applied after the first layer."""
-    logit = tl.zeros([BLOCK_A], dtype=tl.float32)
+    """[BLOCK_A] float64, without the last bias. The norm's factor of a row is applied after the first layer."""
+    logit = tl.zeros([BLOCK_A], dtype=tl.float64)
     for start in range(0, WIDTH, BLOCK_W):
         unit = start + tl.arange(0, BLOCK_W)
         acc = tl.zeros([BLOCK_A, BLOCK_W], dtype=tl.float32)
-        squares = tl.zeros([BLOCK_A], dtype=tl.float32)
+        squares = tl.zeros([BLOCK_A], dtype=tl.float64)
         for first in range(0, D, BLOCK_D):
             channel = first + tl.arange(0, BLOCK_D)
             real = channel < D
@@ -23,7 +26,8 @@ def _logits(
                 mask=inside[:, None] & real[None, :],
                 other=0.0,
             ).to(tl.float32)
-            squares += tl.sum(x * x, 1)
+            # A long sum in fp32 would lose digits.
+            squares += tl.sum((x * SHRINK) * (x * SHRINK), 1).to(tl.float64)
             x *= tl.load(NORM + channel, mask=real, other=0.0).to(tl.float32)[None, :]
             w = tl.load(
                 W1 + unit.to(tl.int64)[:, None] * D + channel[None, :],
@@ -31,13 +35,13 @@ def _logits(
                 other=0.0,
             ).to(tl.float32)
             acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
-        scale = 1.0 / tl.sqrt_rn(squares / D + eps)
+        scale = (1.0 / tl.sqrt(squares / D / (SHRINK * SHRINK) + eps)).to(tl.float32)
         bias = tl.load(B1 + unit, mask=unit < WIDTH, other=0.0).to(tl.float32)
         h = acc * scale[:, None] + bias[None, :]
         # SiLU, whose exponential would overflow on the far left.
         h = tl.where(h < -80.0, 0.0, h / (1.0 + tl.exp(-tl.maximum(h, -80.0))))
         out = tl.load(W2 + unit, mask=unit < WIDTH, other=0.0).to(tl.float32)
-        logit += tl.sum(h * out[None, :], 1)
+        logit += tl.sum(h * out[None, :], 1).to(tl.float64)
     return logit
 
 
@@ -47,10 +51,10 @@ def score_anchors(
     STAGE: tl.constexpr, PRECISION: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_W: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """LOGIT [A] fp32, VALUE [A] and GAINS [counts, A] float64 of HIDDEN [T, D] at SOURCE [A]. Grid: (A / BLOCK_A,).
+    """LOGIT [A], VALUE [A] and GAINS [counts, A], float64, of HIDDEN [T, D] at SOURCE [A]. Grid: (A / BLOCK_A,).
 
-    W1 [WIDTH, D] and the vectors beside it are contiguous; RHO is 1 / kappa, float64 [1]. From the logit on all is
-    float64, made of v and 1 - v by products alone.
+    W1 [WIDTH, D] and the vectors beside it are contiguous; RHO is 1 / kappa, float64 [1]. The second layer's sums
+    over blocks and all that follows are float64, the gains made of v and 1 - v by products alone.
     """
     anchor = tl.program_id(0) * BLOCK_A + tl.arange(0, BLOCK_A)
     inside = anchor < A
@@ -58,14 +62,13 @@ def score_anchors(
     logit = _logits(
         HIDDEN, NORM, W1, B1, W2, source, inside, stride, eps, D, WIDTH, PRECISION, BLOCK_A, BLOCK_W, BLOCK_D
     )  # fmt: skip
-    logit += tl.load(B2).to(tl.float32)
+    logit += tl.load(B2).to(tl.float64)
     tl.store(LOGIT + anchor, logit, mask=inside)
 
-    x = logit.to(tl.float64)
-    small = tl.exp(-tl.abs(x))
+    small = tl.exp(-tl.abs(logit))
     likely, unlikely = 1.0 / (1.0 + small), small / (1.0 + small)
-    v = tl.where(x < 0, unlikely, likely)
-    fail = tl.where(x < 0, likely, unlikely)
+    v = tl.where(logit < 0, unlikely, likely)
+    fail = tl.where(logit < 0, likely, unlikely)
     tl.store(VALUE + anchor, v, mask=inside)
 
     rho = tl.load(RHO)

@@ -11,7 +11,8 @@ import triton.language as tl
 def _merge(a0, a1, a2, b0, b1, b2, a_count, b_count, KIND: tl.constexpr):
     """Of two blocks (sum, what it lost, squares around the mean), or (least, largest, -) with KIND "extrema"."""
     if KIND == "extrema":
-        return tl.minimum(a0, b0), tl.maximum(a1, b1), a2
+        least = tl.minimum(a0, b0, propagate_nan=tl.PropagateNan.ALL)
+        return least, tl.maximum(a1, b1, propagate_nan=tl.PropagateNan.ALL), a2
     else:
         total = a0 + b0
         share = total - a0
@@ -105,13 +106,17 @@ def tree_reductions_ranges(
 def tree_reductions_ancestors(
     SLOPE, OFFSET, ABOVE, CENTRE, NEW_SLOPE, NEW_OFFSET, NEW_ABOVE, N, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """One round: every node takes in the ancestors that the node ABOVE it has taken in. Grid: (N / BLOCK,)."""
+    """One round: every node takes in the ancestors that the node ABOVE it has taken in. Grid: (N / BLOCK,).
+
+    What stands in ABOVE and is not before the node is not read: the node becomes NaN.
+    """
     node = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = node < N
     slope = tl.load(SLOPE + node, mask=inside, other=0.0)
     offset = tl.load(OFFSET + node, mask=inside, other=0.0)
     above = tl.load(ABOVE + node, mask=inside, other=-1)
-    takes = above >= 0
+    takes = (above >= 0) & (above < node)
+    slope += tl.where(takes | (above == -1), 0.0, float("nan"))
     its_slope = tl.load(SLOPE + above, mask=takes, other=0.0)
     its_offset = tl.load(OFFSET + above, mask=takes, other=0.0)
     rise = tl.load(CENTRE + node, mask=takes, other=0.0) - tl.load(CENTRE + above, mask=takes, other=0.0)

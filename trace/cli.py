@@ -14,7 +14,11 @@ INTERRUPTED = 130  # 128 + SIGINT
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0 when the command is done, 2 for wrong arguments or configuration, 1 otherwise."""
-    arguments = _parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser()
+    if given[:1] == ["train"]:
+        parser.error("there is no `trace-rl train`; training is `deepspeed trace/train.py --config FILE`")
+    arguments = parser.parse_args(given)
     try:
         return int(arguments.run(arguments))
     except BrokenPipeError:  # `trace-rl plan ... | head`

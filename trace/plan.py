@@ -15,6 +15,7 @@ from pathlib import Path
 from .config.environments import EnvironmentConfig, FunctionsConfig
 from .config.schema import Config, SamplingConfig
 from .memory import GIB, Memory, estimate_memory
+from .missing_paths import missing_paths
 from .shapes import Shape, read_shape
 
 # How long a rollout is expected to be, the only guesses behind the expected figures: a prompt takes a
@@ -52,7 +53,8 @@ class Plan:
     micro_batches: int
     memory: Memory | None
     notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # about the config itself
+    missing: tuple[str, ...] = ()  # paths of the config that are not there, on this machine
 
     @property
     def leaves(self) -> int:
@@ -68,7 +70,8 @@ def plan(config: Config, world: int | None = None, gpu_gib: float = 80.0) -> Pla
 
     `world` defaults to WORLD_SIZE, else to 8 for a bfloat16 run and 1 otherwise. One rank from a launcher that
     sees no GPU says nothing about a bfloat16 run: that is 8 too. No weights are read, only
-    `<model.path>/config.json` if it is there.
+    `<model.path>/config.json` if it is there. Paths that are not there are only named: the run may be meant for
+    another machine.
     """
     assumed = ""
     if world is None:
@@ -114,7 +117,8 @@ def plan(config: Config, world: int | None = None, gpu_gib: float = 80.0) -> Pla
         memory=memory,
     )
     notes = ([assumed] if assumed else []) + list(_notes(known))
-    return replace(known, notes=tuple(notes), warnings=tuple(_warnings(known)))
+    missing = tuple(missing_paths(config))
+    return replace(known, notes=tuple(notes), warnings=tuple(_warnings(known)), missing=missing)
 
 
 def gpu_visible() -> bool:
@@ -230,7 +234,7 @@ def render(plan: Plan) -> str:
     if plan.memory:
         lines += ["", *_memory_lines(plan, plan.memory)]
     lines += [f"note       {note}" for note in plan.notes]
-    lines += [f"warning    {warning}" for warning in plan.warnings]
+    lines += [f"warning    {warning}" for warning in (*plan.warnings, *plan.missing)]
     return "\n".join(lines)
 
 

@@ -45,7 +45,9 @@ class Reporter:
         _keep_lines(run_dir / "trees.jsonl", _tree_lines(run_dir))
         self._metrics = (run_dir / "metrics.jsonl").open("a", buffering=1)
         self._trees = (run_dir / "trees.jsonl").open("a")
-        self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=resumed_at + 1)
+        # A run that begins anew hides all that a failed start wrote there, its evaluation at step 0 too.
+        hidden_from = resumed_at + 1 if resumed_at else 0
+        self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=hidden_from)
         self._progress.start()
 
     def __enter__(self) -> Reporter:

@@ -18,19 +18,31 @@ from .packing import CostModel, Part, balance, cut_forest, reforward_factor
 from .rollouts import PackedRollouts, pack_rollouts
 from .score_anchors import AnchorScores, SuccessHead, anchor_loss, score_anchors
 from .tree_attention import choose_backend, tree_attention
-from .tree_reductions import LeafRanges
+from .tree_reductions import (
+    LeafRanges,
+    Moments,
+    ancestor_sums,
+    sibling_moments,
+    subtree_extrema,
+    subtree_means,
+    subtree_moments,
+    subtree_sums,
+    to_tokens,
+)
 
 __all__ = [
     "AnchorScores",
     "CostModel",
     "EdgeLogprobHead",
     "LeafRanges",
+    "Moments",
     "PackedRollouts",
     "Part",
     "SuccessHead",
     "TreeAdvantages",
     "TreeLayout",
     "advantages",
+    "ancestor_sums",
     "anchor_loss",
     "balance",
     "choose_backend",
@@ -43,6 +55,12 @@ __all__ = [
     "pack_rollouts",
     "reforward_factor",
     "score_anchors",
+    "sibling_moments",
+    "subtree_extrema",
+    "subtree_means",
+    "subtree_moments",
+    "subtree_sums",
+    "to_tokens",
     "tree_attention",
     "turn_advantages",
 ]

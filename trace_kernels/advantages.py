@@ -26,7 +26,8 @@ from .estimators import (
     turn_estimates,
 )
 from .forest import FloatArray, IntArray, as_int_vector
-from .tree_reductions import LeafRanges, subtree_moments, subtree_sums
+from .leaf_ranges import LeafRanges
+from .tree_reductions import subtree_means, subtree_sums
 
 IntSequence = Sequence[int] | NDArray[np.integer]
 LeafWeighting = Literal["per_leaf", "per_subtree"]
@@ -40,7 +41,7 @@ def node_values(
 ) -> tuple[FloatArray, IntArray]:
     """(V_hat [N], leaf count [N]): the mean reward and the number of the leaves at or below each node."""
     forest = LeafRanges.of(parents, leaf_nodes)
-    value = subtree_moments(per_leaf_values(rewards, forest, "rewards"), forest).mean
+    value = subtree_means(per_leaf_values(rewards, forest, "rewards"), forest)
     return value.numpy(), forest.count.numpy()
 
 
@@ -55,8 +56,8 @@ def leaf_weights(
     if mode != "per_subtree":
         raise ValueError(f"mode: expected 'per_leaf' or 'per_subtree', got {mode!r}")
     node = depth_one(forest).nonzero().squeeze(1)
-    leaf, owner = leaves_of(node, forest)
-    weights[leaf] = 1.0 / forest.count[owner].double()
+    leaf, at = leaves_of(node, forest)
+    weights[leaf] = 1.0 / forest.count[node][at].double()
     return weights.numpy()
 
 
@@ -78,7 +79,7 @@ def leaf_advantages(
             each ancestor, root first; distinct groups of at least two leaves), 0 if there is none.
         root_baseline: "bare" takes the root group's mean and std over the bare leaves only.
         bare: [L] bool, needed for "bare".
-        eps: added to every std.
+        eps: added to every std, finite and >= 0.
 
     Raises:
         ValueError: malformed arrays or an unknown name.

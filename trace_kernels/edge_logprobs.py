@@ -6,7 +6,7 @@ An edge `(source, label)` asks for the log-prob of token `label` given the hidde
 
 from __future__ import annotations
 
-import math
+import numbers
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from .edge_logprobs_op import Logits
 from .edges import check_range
 
 BACKENDS = ("auto", "eager", "triton", "liger", "cce")
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def edge_logprobs(
@@ -35,34 +36,38 @@ def edge_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`log softmax(z / temperature)` at `labels`, and its entropy, for `z = hidden[edge_src] @ weight.T + bias`.
 
-    Never holds more than a tile of logits, nor the fp32 gradient of a half-precision weight; the backward
-    recomputes the tile. Each source is computed once, however many edges it has. A log-prob is never above 0; the
-    result is bitwise repeatable with "eager" and "triton".
+    Never holds more than a tile of logits; the backward recomputes the tile. A log-prob is never above 0. With
+    "eager" and "triton" each source is computed once, however many edges it has, a half-precision weight has no
+    fp32 gradient, and the same call gives the same bits. There the order of the edges changes no bit of the
+    results; of gradients it changes the order in which those of edges with one source are added up.
 
     Hidden and weight of one half type are multiplied in it, on tensor cores where there are such; types that differ
     are widened to fp32, which is slower: cast one (`hidden.to(weight.dtype)`), or use autocast. Under autocast both
     are multiplied in its type, as `torch.nn.functional.linear` does (fp64 stays); the results are fp32 still.
 
     Args:
-        hidden: [T, d], floating point.
-        weight: [V, d], the output embedding; its dtype may differ from hidden's.
+        hidden: [T, d], fp64, fp32, bf16 or fp16.
+        weight: [V, d], the output embedding, one of these types; it may differ from hidden's.
         edge_src: [E] int64, rows of `hidden`, repeats allowed.
         labels: [E] int64 in [0, V).
-        temperature: > 0 and finite, inside the softmax.
-        bias: [V] or None.
-        softcap: finite c > 0 puts c tanh(z / c) in the place of z, before the temperature (Gemma 2's
+        temperature: a number in [1e-6, 1e6], inside the softmax.
+        bias: [V], one of these types, or None. -inf takes a token out of the vocabulary, softcap or not: its
+            log-prob is -inf, and neither it nor its bias and its row of the weight has a gradient.
+        softcap: c in [1e-6, 1e6] puts c tanh(z / c) in the place of z, before the temperature (Gemma 2's
             `final_logit_softcapping`).
         entropy: False leaves the second result zero, without gradient, and saves its work.
         chunk: sources per tile; by default chosen with the tile's share of the vocabulary.
         backend: "eager" (PyTorch, every device), "triton" (an accelerator; its forward waits once for the number of
-            unique sources), "auto" (triton where it can), or a peer: "liger" (fp32 only: it rounds logits of half
-            types) and "cce" (accelerators, half types; Wijmans et al., 2024). The peers give log-probs only.
+            unique sources), "auto" (triton where it can), or a peer, which gives log-probs only and computes every
+            edge: "liger" (fp32 only: it rounds logits of half types) and "cce" (cut cross-entropy, Wijmans et al.,
+            2024: accelerators, half types, temperature 1; sums in an order that varies. Gradients and bias need a
+            version with sums in fp32: 25.1.1 has none).
 
     Returns:
         (logprob [E], entropy [E]), at least fp32, differentiable once in hidden, weight and bias; E = 0 works.
 
     Raises:
-        TypeError: an argument is not a tensor.
+        TypeError: an argument is not a tensor, or no number where one is expected.
         ValueError: shapes, dtypes, devices, indices or numbers that do not fit, or a backend that cannot compute
             what is asked for; the message names the argument. Indices are checked on every device.
         ImportError: a peer that is not installed.
@@ -128,31 +133,42 @@ def check_inputs(
     for name, tensor in (("hidden", hidden), ("weight", weight), ("edge_src", edge_src), ("bias", bias)):
         if not isinstance(tensor, torch.Tensor) and not (name == "bias" and tensor is None):
             raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
-    if hidden.ndim != 2 or not hidden.is_floating_point():
-        raise ValueError(f"hidden: expected floating point [T, d], got {hidden.dtype} {list(hidden.shape)}")
+    if hidden.ndim != 2:
+        raise ValueError(f"hidden: expected [T, d], got {list(hidden.shape)}")
     if weight.ndim != 2 or weight.shape[1] != hidden.shape[1]:
         raise ValueError(f"weight: expected [V, {hidden.shape[1]}] as hidden, got {list(weight.shape)}")
-    if not weight.is_floating_point():
-        raise ValueError(f"weight: expected floating point, got {weight.dtype}")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias: expected [{weight.shape[0]}], got {list(bias.shape)}")
+    for name, tensor in (("hidden", hidden), ("weight", weight), ("bias", bias)):
+        if tensor is not None and tensor.dtype not in DTYPES:
+            raise ValueError(f"{name}: expected fp64, fp32, bf16 or fp16, got {tensor.dtype}")
     if edge_src.ndim != 1 or edge_src.dtype != torch.int64:
         raise ValueError(f"edge_src: expected int64 [E], got {edge_src.dtype} {list(edge_src.shape)}")
     for name, tensor in (("weight", weight), ("edge_src", edge_src), ("bias", bias)):
         if tensor is not None and tensor.device != hidden.device:
             raise ValueError(f"{name}: expected hidden's device {hidden.device}, got {tensor.device}")
-    if not 0 < temperature < math.inf:
-        raise ValueError(f"temperature: expected a finite number above 0, got {temperature}")
-    if softcap is not None and not 0 < softcap < math.inf:
-        raise ValueError(f"softcap: expected a finite number above 0 or None, got {softcap}")
+    _check_number("temperature", temperature)
+    if softcap is not None:
+        _check_number("softcap", softcap)
+    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, numbers.Integral)):
+        raise TypeError(f"chunk: expected a whole number or None, got {type(chunk).__name__}")
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk: expected at least 1, got {chunk}")
 
 
-class EdgeLogprobHead(nn.Linear):
-    """A language model's output layer that answers with edge log-probs when it is given labels.
+def _check_number(name: str, value: float) -> None:
+    # A tensor would be detached: neither has a gradient.
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
+    # Further out fp32 loses quotients of the two, or squares of logits. Constants of a module are traced as data.
+    if not 1e-6 <= value <= 1e6:
+        raise ValueError(f"{name}: expected a number from 1e-06 to 1e+06, got {value}")
 
-    The op runs inside the module's own forward, so hooks that gather a partitioned weight (ZeRO-3) see it.
+
+class EdgeLogprobHead(nn.Linear):
+    """A language model's output layer that answers with edge log-probs, or the likeliest tokens, of given edges.
+
+    The ops run inside the module's own forward, so hooks that gather a partitioned weight (ZeRO-3) see them.
     """
 
     def forward(  # type: ignore[override]
@@ -163,19 +179,35 @@ class EdgeLogprobHead(nn.Linear):
         temperature: float = 1.0,
         entropy: bool = True,
         softcap: float | None = None,
+        chunk: int | None = None,
+        backend: str = "auto",
+        top_k: int | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Without `edge_src` and `labels`: the logits of `hidden [..., d]`, like any linear layer. With both:
-        `edge_logprobs` of `hidden [T, d]` or `[1, T, d]`."""
-        if (edge_src is None) != (labels is None):
-            raise ValueError("edge_src and labels: give both, or neither for logits")
-        if edge_src is None or labels is None:
+        """One of three questions about `hidden [..., d]` (`[T, d]` or `[1, T, d]` where edges are given).
+
+        `edge_src` and `labels`: `edge_logprobs`, (logprob [E], entropy [E]). `edge_src` and `top_k`:
+        `edge_top_logprobs`, (values [E, top_k], token ids [E, top_k]), without gradient. Neither: the logits
+        [..., V], like any linear layer. ValueError for another mixture.
+        """
+        if edge_src is None and labels is None and top_k is None:
             return super().forward(hidden)
         if hidden.ndim == 3 and hidden.shape[0] == 1:
             hidden = hidden[0]
-        return edge_logprobs(
-            hidden, self.weight, edge_src, labels,
-            temperature=temperature, bias=self.bias, softcap=softcap, entropy=entropy,
-        )  # fmt: skip
+        if edge_src is not None and labels is not None and top_k is None:
+            return edge_logprobs(
+                hidden, self.weight, edge_src, labels,
+                temperature=temperature, bias=self.bias, softcap=softcap, entropy=entropy,
+                chunk=chunk, backend=backend,
+            )  # fmt: skip
+        if edge_src is not None and labels is None and top_k is not None:
+            # It is built on this module, so it is imported here.
+            from .edge_top_logprobs import edge_top_logprobs
+
+            return edge_top_logprobs(
+                hidden, self.weight, edge_src, top_k,
+                temperature=temperature, bias=self.bias, softcap=softcap, chunk=chunk,
+            )  # fmt: skip
+        raise ValueError("edge_src, labels, top_k: give edge_src with one of the others, or none for logits")
 
     @classmethod
     def adopt(cls, linear: nn.Linear) -> EdgeLogprobHead:

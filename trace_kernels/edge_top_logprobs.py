@@ -6,7 +6,7 @@ import torch
 
 from .backends.edge_eager import Head, Ranges
 from .edge_logprobs import autocast_dtype, check_inputs
-from .edge_logprobs_op import Logits
+from .edge_logprobs_op import Logits, wide_dtype
 from .edges import check_range
 
 
@@ -36,24 +36,24 @@ def edge_top_logprobs(
     cast = autocast_dtype(hidden, weight)
     if cast is not None:
         hidden, weight = hidden.to(cast), weight.to(cast)
+    if not len(edge_src):
+        return hidden.new_empty((0, k), dtype=wide_dtype(hidden, weight)), edge_src.new_empty((0, k))
     sources, source_of_edge = torch.unique(edge_src, return_inverse=True)
-    logits = Logits(float(temperature), softcap)
-    ranges = Ranges.of(max(1, len(sources)), weight.shape[0], hidden.device, chunk)
-    if not len(sources):
-        ranges = ranges._replace(sources=[])
+    ranges = Ranges.of(len(sources), weight.shape[0], hidden.device, chunk)
     with torch.autocast(hidden.device.type, enabled=False):
-        head = Head(hidden, weight, bias, sources, logits, ranges)
-        values = head.rows.new_full((len(sources), k), float("-inf"))
-        tokens = source_of_edge.new_zeros((len(sources), k))
+        head = Head(hidden, weight, bias, sources, Logits(float(temperature), softcap), ranges)
+        # Of each range of sources; no placeholders, which would tie with tokens of log-prob -inf.
+        best = [(head.rows[r, :0], sources[r, None][:, :0]) for r in ranges.sources]
         lse = head.rows.new_full((len(sources),), float("-inf"))
-        buffer = head.buffer() if len(sources) else head.buffer(0)
+        buffer = head.buffer()
         for v, part in head.weights():
-            for r in ranges.sources:
+            for i, r in enumerate(ranges.sources):
                 z = head.tile(r, v, part, buffer)
                 lse[r] = torch.logaddexp(lse[r], z.logsumexp(1))
-                best, column = z.topk(min(k, z.shape[1]))
-                both = torch.cat([values[r], best], 1)
-                values[r], place = both.topk(k)
-                tokens[r] = torch.cat([tokens[r], column + v.start], 1).gather(1, place)
+                here, column = z.topk(min(k, z.shape[1]))
+                both = torch.cat([best[i][0], here], 1)
+                values, place = both.topk(min(k, both.shape[1]))
+                best[i] = values, torch.cat([best[i][1], column + v.start], 1).gather(1, place)
+    values, tokens = (torch.cat(parts) for parts in zip(*best, strict=True))
     # Rounding of the lse must not lift a log-prob above 0.
     return (values - lse[:, None]).clamp_(max=0)[source_of_edge], tokens[source_of_edge]

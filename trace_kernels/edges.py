@@ -26,8 +26,9 @@ class Edges(NamedTuple):
 
         Waits for an accelerator once, for the numbers of unique ones. ValueError: an index out of its range.
         """
-        keys, order = (edge_src * vocab + labels).sort(stable=True)
-        source = keys // vocab
+        width = max(vocab, 1)  # without a vocabulary every label is refused below
+        keys, order = (edge_src * width + labels).sort(stable=True)
+        source = keys // width
         number, pair = _numbers(source), _numbers(keys)  # of every sorted edge
         # Everything that the host has to know, at once.
         facts = torch.stack((number[-1], pair[-1], *edge_src.aminmax(), *labels.aminmax())).tolist()
@@ -41,7 +42,7 @@ class Edges(NamedTuple):
             source_of_edge=_put(number, order, len(order)),
             starts=torch.searchsorted(pair_source, bounds),
             pair_source=pair_source,
-            pair_label=_put(keys % vocab, pair, last_pair + 1),
+            pair_label=_put(keys % width, pair, last_pair + 1),
             pair_of_edge=_put(pair, order, len(order)),
         )
 
@@ -59,7 +60,7 @@ class Edges(NamedTuple):
         return cls(*(row[:length] for row, length in zip(table, lengths.tolist(), strict=True)))
 
     def sum_by_source(self, x: torch.Tensor) -> torch.Tensor:
-        """[E] -> [S], in the order of the edges: the same sum on every run."""
+        """[E] -> [S], added in the order of the edges: the same bits on every run, not for every order."""
         return _sums(x, self.source_of_edge, len(self.sources))
 
     def sum_by_pair(self, x: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -10,8 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .forest import FloatArray, path_sums
-from .tree_reductions import LeafRanges, Moments, ancestor_sums, range_moments, segments, subtree_moments
+from .backends.ranges import Ranges, ancestor_sums_by_level
+from .forest import FloatArray, IntArray
+from .leaf_ranges import LeafRanges, segments
+from .range_reductions import Moments, moments_in_units
+from .tree_reductions import subtree_means
 
 FloatSequence = Sequence[float] | NDArray[np.floating]
 BoolSequence = Sequence[bool] | NDArray[np.bool_]
@@ -23,12 +27,14 @@ class Rewards(NamedTuple):
 
     value: Tensor  # [L], minus the tree's reward nearest 0 and in units of the tree: within [-1, 1]
     eps: Tensor  # [trees]
-    nodes: Moments  # [N], of the leaves at or below each node
-    baseline: Moments  # [trees], of the leaves that the root group is compared with
+    bare: Tensor | None  # bool [L], the leaves that the root group is compared with; None for all
 
 
 def per_leaf_values(values: FloatSequence, forest: LeafRanges, name: str) -> Tensor:
-    array = np.array(values, dtype=np.float64)
+    given = np.asarray(values)
+    if given.size and given.dtype.kind not in "biuf":
+        raise ValueError(f"{name}: expected real numbers, got dtype {given.dtype}")
+    array = np.array(given, dtype=np.float64)
     if array.shape != (forest.leaf_nodes.numel(),):
         raise ValueError(
             f"{name}: expected one per leaf, [{forest.leaf_nodes.numel()}], got {list(array.shape)}"
@@ -62,26 +68,29 @@ def normalised(
     bare: BoolSequence | None,
     eps: float,
 ) -> Rewards:
-    value = per_leaf_values(rewards, forest, "rewards")
+    if not 0.0 <= eps < math.inf:
+        raise ValueError(f"eps: expected a finite number from 0, got {eps}")
+    value = per_leaf_values(rewards, forest, "rewards").numpy()
     chosen = _in_baseline(forest, root_baseline, bare)
-    of_leaf = forest.trees.segment
+    size = (forest.trees.high - forest.trees.low).numpy()
     # A quarter, so that the difference of two finite numbers is one too; what rounds is subnormal.
-    least, largest = (
-        torch.zeros(len(forest.roots), dtype=value.dtype).scatter_reduce_(
-            0, of_leaf, value / 4, extreme, include_self=False
-        )
-        for extreme in ("amin", "amax")
-    )
-    nearest = torch.clamp(torch.zeros_like(least), least, largest)
-    spread = torch.maximum((least - nearest).abs(), (largest - nearest).abs())
-    unit = torch.ldexp(torch.ones_like(spread), torch.frexp(spread)[1].clamp(-1000, 1000))
-    value = (value / 4 - nearest[of_leaf]) / unit[of_leaf]
-    nodes = subtree_moments(value, forest)
-    baseline = Moments(*(x[forest.roots] for x in nodes))
-    if chosen is not None:
-        members = torch.zeros_like(forest.roots).index_add_(0, of_leaf, chosen.long())
-        baseline = range_moments(value[chosen], segments(members))
-    return Rewards(value, eps / 4 / unit, nodes, baseline)
+    value *= 0.25
+    first = forest.trees.low.numpy()  # every tree has leaves
+    least, largest = np.minimum.reduceat(value, first), np.maximum.reduceat(value, first)
+    nearest = np.clip(0.0, least, largest)
+    spread = np.maximum(np.abs(least - nearest), np.abs(largest - nearest))
+    unit = np.ldexp(1.0, np.clip(np.frexp(spread)[1], -1000, 1000))
+    value -= np.repeat(nearest, size)
+    value /= np.repeat(unit, size)
+    return Rewards(torch.from_numpy(value), torch.from_numpy(eps / 4 / unit), chosen)
+
+
+def _baseline(forest: LeafRanges, reward: Rewards) -> Moments:
+    """[trees], of the leaves that the root group is compared with."""
+    if reward.bare is None:
+        return moments_in_units(reward.value, forest.trees)
+    members = torch.zeros_like(forest.roots).index_add_(0, forest.trees.segment, reward.bare.long())
+    return moments_in_units(reward.value[reward.bare], segments(members))
 
 
 def _inverse(std: Tensor, eps: Tensor) -> Tensor:
@@ -96,54 +105,85 @@ def depth_one(forest: LeafRanges) -> Tensor:
 
 
 def leaves_of(nodes: Tensor, forest: LeafRanges) -> tuple[Tensor, Tensor]:
-    """The leaves below nodes that hold no leaf in common, and for each the node it is below."""
+    """The leaves below nodes that hold no leaf in common, and the place in `nodes` of the one each is below."""
     count = forest.count[nodes]
     # From the place among all of them to the number of the leaf.
     shift = forest.low[nodes] - (count.cumsum(0) - count)
-    owner = nodes.repeat_interleave(count)
-    return torch.arange(len(owner)) + shift.repeat_interleave(count), owner
+    at = torch.arange(len(nodes)).repeat_interleave(count)
+    return torch.arange(len(at)) + shift[at], at
 
 
 def leaf_estimates(forest: LeafRanges, reward: Rewards, estimator: str) -> FloatArray:
     if estimator == "treepo":
-        return _nested(forest, reward).numpy()
-    tree = forest.trees.segment
-    inverse = _inverse(reward.baseline.std, reward.eps)
-    total = (reward.value - reward.baseline.mean[tree]) * inverse[tree]
+        return _nested(forest, reward)
+    tree, baseline = forest.trees.segment, _baseline(forest, reward)
+    inverse = _inverse(baseline.std, reward.eps)
+    total = (reward.value - baseline.mean[tree]) * inverse[tree]
     if estimator == "tree_grpo":
-        leaf, owner = leaves_of(depth_one(forest).nonzero().squeeze(1), forest)
-        inverse = _inverse(reward.nodes.std, reward.eps[forest.tree])
-        total[leaf] += (reward.value[leaf] - reward.nodes.mean[owner]) * inverse[owner]
+        node = depth_one(forest).nonzero().squeeze(1)
+        leaf, at = leaves_of(node, forest)
+        mean, std = moments_in_units(reward.value, forest.below(node))
+        inverse = _inverse(std, reward.eps[forest.tree[node]])
+        total[leaf] += (reward.value[leaf] - mean[at]) * inverse[at]
     return total.numpy()
 
 
-def _nested(forest: LeafRanges, reward: Rewards) -> Tensor:
+def _nested(forest: LeafRanges, reward: Rewards) -> FloatArray:
     """[L]: the mean of the leaf's z-scores in the groups it is nested in."""
-    first = forest.starts_group.nonzero().squeeze(1)  # [G], a node of each distinct leaf range
-    shared = forest.count[first] >= 2
-    number = torch.where(shared, shared.cumsum(0) - 1, -1)
-    above = torch.where(forest.parents[first] >= 0, forest.group[forest.parents[first].clamp(min=0)], -1)
-    node, parent = first[shared], above[shared]
-    parent = torch.where(parent >= 0, number[parent.clamp(min=0)], -1)
-    centre, std = (x[node] for x in reward.nodes)
-    tree = forest.tree[node]
-    is_root = parent < 0
-    centre[is_root], std[is_root] = (x[tree[is_root]] for x in reward.baseline)
-    slope, offset = ancestor_sums(_inverse(std, reward.eps[tree]), centre, parent)
-    groups = torch.from_numpy(path_sums(parent.numpy(), np.ones(len(parent), dtype=np.int64)))
+    shared = (forest.distinct.high - forest.distinct.low).numpy() >= 2
+    number = np.cumsum(shared) - 1  # [G], of each shared group; S of them
+    parents, of_node = forest.parents.numpy(), forest.group.numpy()
+
+    def above(nodes: IntArray) -> IntArray:
+        """The group around those that begin with these nodes, -1 for none; all above a node of one is shared."""
+        parent = parents.take(nodes)
+        return np.where(parent < 0, -1, number.take(of_node.take(parent)))
+
+    first = forest.first.numpy()
+    node = first.compress(shared)
+    parent, ranges = above(node), forest.below(torch.from_numpy(node))
+    mean, std = moments_in_units(reward.value, ranges)
+    if reward.bare is not None:
+        is_root = torch.from_numpy(parent < 0)
+        tree = ranges.owner[is_root]
+        mean[is_root], std[is_root] = (x[tree] for x in _baseline(forest, reward))
+    slope, offset = ancestor_sums_by_level(
+        _inverse(std, reward.eps[ranges.owner]),
+        mean,
+        torch.from_numpy(parent),
+        _depths(ranges, len(reward.value)),
+    )
     # The leaf's own range, or the one around it; none where it is alone in its tree.
-    own = forest.group[forest.leaf_nodes]
-    own = torch.where(shared[own], own, above[own])
-    nested = own >= 0
-    own = number[own[nested]]
-    total = torch.zeros_like(reward.value)
-    total[nested] = (slope[own] * (reward.value[nested] - centre[own]) + offset[own]) / groups[own]
+    group = of_node.take(forest.leaf_nodes.numpy())
+    own = np.where(shared.take(group), number.take(group), above(first.take(group)))
+    value = reward.value.numpy()
+    if not node.size:
+        return np.zeros_like(value)
+    total = value - mean.numpy().take(own)
+    total *= slope.numpy().take(own)
+    total += offset.numpy().take(own)
+    total /= np.maximum(_nesting(ranges, value.size), 1)
+    total[own < 0] = 0.0
     return total
 
 
+def _depths(ranges: Ranges, count: int) -> IntArray:
+    """[S]: how many of nested ranges of `count` elements, in DFS pre-order, each is within."""
+    ended = np.cumsum(np.bincount(ranges.high.numpy(), minlength=count + 1))
+    return np.arange(len(ranges.low)) - ended.take(ranges.low.numpy())
+
+
+def _nesting(ranges: Ranges, count: int) -> IntArray:
+    """[L]: in how many of the ranges each of `count` elements is."""
+    begin, end = (np.bincount(x.numpy(), minlength=count + 1) for x in (ranges.low, ranges.high))
+    begin -= end
+    return np.cumsum(begin[:-1])
+
+
 def turn_estimates(forest: LeafRanges, reward: Rewards) -> FloatArray:
-    value = reward.nodes.mean.clone()
-    value[forest.roots] = reward.baseline.mean
-    inverse = _inverse(reward.baseline.std, reward.eps)[forest.tree]
+    baseline = _baseline(forest, reward)
+    value = subtree_means(reward.value, forest)
+    value[forest.roots] = baseline.mean
+    inverse = _inverse(baseline.std, reward.eps)[forest.tree]
     difference = value - value[forest.parents.clamp(min=0)]
     return torch.where(forest.parents >= 0, difference * inverse, 0.0).numpy()

@@ -41,11 +41,10 @@ def checked_ends(parents: Sequence[int] | NDArray[np.integer]) -> tuple[IntArray
             f"parents[{node}] = {array[node]}: a parent must come before its child (-1 for a root)"
         )
     ends = node_ends(array)
-    size = ends - index
-    child = array >= 0
-    # The children's sizes add up to their parent's everywhere if and only if every subtree is one range.
-    below = np.bincount(array[child], weights=size[child], minlength=array.size)
-    if (below + 1 != size).any():
+    # Every subtree is one range if and only if where one ends its next sibling stands, or its parent's ends too.
+    # What is appended stands for the parent of the roots, and for its subtree's end.
+    above, end = np.append(array, -1), np.append(ends, array.size)
+    if not ((above.take(ends) == array) | (end.take(array) == ends)).all():
         raise ValueError(_first_out_of_order(array))
     return array, ends
 
@@ -77,15 +76,18 @@ def node_ends(parents: IntArray) -> IntArray:
 
     The last descendant is reached over last children; every round doubles how many of them it skips.
     """
-    last = np.arange(parents.size)
-    child = np.flatnonzero(parents >= 0)
-    last[parents[child]] = child  # the last one written stays, and they ascend
-    active = np.flatnonzero(last > np.arange(parents.size))
+    last = np.arange(parents.size + 1)
+    last[parents] = np.arange(
+        parents.size
+    )  # the last one written stays, and they ascend; roots write at the end
+    last = last[:-1]
+    for _ in range(2):  # most nodes take part in the first rounds
+        last = last.take(last)
+    active = np.flatnonzero(last.take(last) > last)
     while active.size:
-        before = last[active]
-        beyond = last[before]
+        beyond = last.take(last.take(active))
         last[active] = beyond
-        active = active[beyond > before]
+        active = active.compress(last.take(beyond) > beyond)
     return last + 1
 
 

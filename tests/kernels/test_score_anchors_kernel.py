@@ -41,7 +41,8 @@ def test_scores(
     for kappa in (math.inf, 8.0):
         got = score_anchors(hidden, source, head, stage=stage, rewards=rewards, max_count=20, kappa=kappa)
         logit, _, _ = scores(hidden, source, head)
-        torch.testing.assert_close(logit, eager.logits(hidden, source, head), rtol=1e-5, atol=1e-5)
+        exact = eager.logits(hidden, source, SuccessHead(*(x.double() for x in head)))
+        torch.testing.assert_close(logit, exact, rtol=1e-6, atol=1e-6)
         # The gains are held to float64's digits of the program's own logit.
         v, fail = eager.success(logit)
         want = (
@@ -66,16 +67,66 @@ def test_far_logits(logit: float, device: torch.device) -> None:
     torch.testing.assert_close(got.gains, eager.root_gains(v, fail, 65, 0.0), rtol=1e-12, atol=1e-300)
 
 
-def test_the_loss_runs_on_the_program(device: torch.device) -> None:
+@pytest.mark.parametrize("stage", ["root", "prefix"])
+def test_errors_stay_below_1e_6_from_end_to_end(stage: str, device: torch.device) -> None:
+    g = torch.Generator().manual_seed(5)
+    d, anchors = 4096, 48
+    hidden = torch.randn(anchors, d, generator=g).bfloat16().to(device)
+    shapes = ((16, d), (16,), (1, 16), (1,))
+    rest = ((2 * torch.rand(shape, generator=g) - 1) / shape[-1] ** 0.5 for shape in shapes)
+    head = SuccessHead(torch.ones(d, device=device), *(x.to(device) for x in rest))
+    source = torch.arange(anchors, device=device)
+    rewards = source % 2 if stage == "prefix" else None
+    got = score_anchors(hidden, source, head, stage=stage, rewards=rewards, max_count=17, kappa=20.0)
+    v, fail = eager.success(eager.logits(hidden, source, SuccessHead(*(x.double() for x in head))))
+    want = (
+        eager.root_gains(v, fail, 17, 1 / 20)
+        if rewards is None
+        else eager.prefix_gains(v, fail, rewards, 17, 1 / 20)
+    )
+    torch.testing.assert_close(got.value, v, rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(got.gains, want, rtol=1e-6, atol=0.0)
+
+
+def test_huge_and_tiny_rows_keep_their_values(device: torch.device) -> None:
+    x = torch.randn(1, 40, generator=torch.Generator().manual_seed(6))
+    hidden = torch.cat([x, 1e18 * x, 1e25 * x, 1e-3 * x, 1e-30 * x]).to(device)
+    head, source = random_head(40, 24, torch.float32, device), torch.arange(5, device=device)
+    want = eager.success(eager.logits(hidden, source, SuccessHead(*(x.double() for x in head))))[0]
+    torch.testing.assert_close(score_anchors(hidden, source, head).value, want, rtol=1e-6, atol=0.0)
+
+
+def test_a_float64_head_is_computed_in_float64(device: torch.device) -> None:
+    hidden = torch.randn(9, 20, generator=torch.Generator().manual_seed(7)).to(device)
+    head, source = random_head(20, 18, torch.float64, device), torch.arange(9, device=device)
+    want, _ = eager.success(eager.logits(hidden, source, head))
+    torch.testing.assert_close(score_anchors(hidden, source, head).value, want, rtol=1e-12, atol=0.0)
+
+
+def test_the_loss_is_that_of_the_programs_values(device: torch.device) -> None:
     hidden = torch.randn(12, 20, generator=torch.Generator().manual_seed(1)).to(device)
     source = torch.arange(12, device=device)
     head = SuccessHead(*(x.requires_grad_() for x in random_head(20, 18, torch.float32, device)))
     target, weight = torch.linspace(0, 1, 12, device=device), torch.linspace(1, 2, 12, device=device)
     loss = anchor_loss(hidden, source, head, target, weight)
-    v = torch.sigmoid(eager.logits(hidden, source, SuccessHead(*(x.detach() for x in head))))
-    torch.testing.assert_close(loss, (weight * (v - target).square()).mean())
+    v = score_anchors(hidden, source, head).value
+    torch.testing.assert_close(loss, (weight * (v - target).square()).mean().float())
     loss.backward()
     assert all(x.grad is not None and x.grad.isfinite().all() for x in head)
+
+
+def test_indices_and_rewards_are_checked_before_a_launch(device: torch.device) -> None:
+    hidden, head = torch.ones(4, 20, device=device), random_head(20, 18, torch.float32, device)
+    far, near = (torch.tensor(x, device=device) for x in ([0, 4], [0, 3]))
+    with pytest.raises(ValueError, match=r"anchor_src: 0\.\.4 outside the 4 rows"):
+        score_anchors(hidden, far, head)
+    for wrong in ([0.7, 1.0], [float("nan"), 1.0], [2.0, 0.0]):
+        rewards = torch.tensor(wrong, device=device)
+        with pytest.raises(ValueError, match=r"rewards: .* outcomes 0 and 1"):
+            score_anchors(hidden, near, head, stage="prefix", rewards=rewards, max_count=2)
+    target = torch.zeros(2, device=device)
+    with pytest.raises(ValueError, match=r"anchor_src: 0\.\.4 outside the 4 rows"):
+        anchor_loss(hidden, far, head, target, target)
 
 
 def test_anchors_and_rewards_of_any_stride(device: torch.device) -> None:

@@ -10,6 +10,7 @@ from trace_kernels.backends import ranges, ranges_triton
 from trace_kernels.forest import childless
 from trace_kernels.tree_reductions import (
     LeafRanges,
+    ancestor_sums,
     segments,
     sibling_moments,
     subtree_extrema,
@@ -18,6 +19,8 @@ from trace_kernels.tree_reductions import (
 )
 
 from ..trace_kernels.forests import random_forest
+from ..trace_kernels.test_reduction_gradients import plain
+from ..trace_kernels.test_reductions_of_broken_values import BROKEN, check_below
 
 
 def case(nodes: int, seed: int) -> tuple[LeafRanges, torch.Tensor]:
@@ -91,3 +94,44 @@ def test_ancestor_sums_of_any_stride_and_type(dtype: torch.dtype, device: torch.
     for mine, exact in zip(ranges_triton.ancestor_sums(*apart), want, strict=True):
         assert mine.dtype == torch.float64
         torch.testing.assert_close(mine.cpu(), exact, rtol=1e-12, atol=room)
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("nodes", [1, 3, 40])
+def test_an_infinity_or_a_nan_reaches_what_it_is_part_of(
+    broken: list[float], nodes: int, device: torch.device
+) -> None:
+    check_below(broken, nodes, device)
+
+
+def test_wrong_lengths_are_refused_before_anything_is_written(device: torch.device) -> None:
+    forest = LeafRanges.of([-1, 0, 0, 0], [1, 2, 3]).to(device)
+    one = torch.ones(1, device=device)
+    with pytest.raises(ValueError, match=r"slope: expected a tensor \[4\], one per node"):
+        ancestor_sums(one, one, forest.parents)
+    with pytest.raises(ValueError, match=r"per_leaf: expected a tensor \[3\], one per leaf"):
+        subtree_extrema(one, forest)
+
+
+def test_a_parent_that_is_not_before_its_node_is_not_read(device: torch.device) -> None:
+    parents = torch.tensor([-1, 0, 2**40, 1, 3, -7], device=device)
+    ones = torch.ones(6, dtype=torch.float64, device=device)
+    total, _ = ranges_triton.ancestor_sums(ones, ones, parents)
+    np.testing.assert_array_equal(total.cpu(), [1, 2, np.nan, 3, 4, np.nan])
+
+
+def test_gradients(device: torch.device) -> None:
+    forest, _ = case(60, 3)
+    generator = torch.Generator().manual_seed(0)
+    x, *weights = (
+        torch.randn(n, dtype=torch.float64, generator=generator) for n in (len(forest.leaf_nodes), 60, 60, 60)
+    )
+    here, x_here = forest.to(device), x.to(device).requires_grad_()
+    x.requires_grad_()
+    results = subtree_sums(x_here, here), *subtree_moments(x_here, here)
+    total, want = (
+        sum((y * w.to(y.device)).sum() for y, w in zip(ys, weights, strict=True))
+        for ys in (results, plain(forest, x))
+    )
+    (got,), (exact,) = torch.autograd.grad(total, x_here), torch.autograd.grad(want, x)
+    torch.testing.assert_close(got.cpu(), exact, rtol=1e-9, atol=1e-9)

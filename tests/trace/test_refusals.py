@@ -8,12 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 
 from trace_rl.checkpoint import CheckpointError, load_checkpoint
-from trace_rl.config.load import ConfigError, load_config, parse_config
+from trace_rl.config.load import ConfigError, parse_config
 from trace_rl.ranks import Ranks
-from trace_rl.run_directory import prepare
 from trace_rl.runner import check_source
 from trace_rl.sources.load import load_source
 from trace_rl.tasks.order import TaskOrder
@@ -93,63 +91,6 @@ def test_a_pool_larger_than_the_data(tmp_path: Path) -> None:
         check_source(config, load(config))
 
 
-def test_a_resume_under_another_config_is_refused(tmp_path: Path) -> None:
-    """`make quickstart` always resumes: another strategy there would wear the first figures."""
-    config = qa(tmp_path / "run")
-    assert prepare(config, resume=True) == 0
-    assert prepare(config.model_copy(update={"steps": 9}), resume=True) == 0
-    other = config.model_copy(update={"seed": 5})
-    with pytest.raises(ConfigError, match=r"was run with another seed \(0, now 5\)"):
-        prepare(other, resume=True)
-    assert load_config(tmp_path / "run" / "config.yaml").seed == config.seed
-    several = qa(tmp_path / "run", limit=3, kind="search_r1").model_copy(update={"seed": 5})
-    with pytest.raises(
-        ConfigError, match=r"another seed .*task\.limit \(None, now 3\).*task\.kind \('hotpotqa', now"
-    ):
-        prepare(several, resume=True)
-
-
-SERVER = {"url": "http://one:8000"}
-
-
-def searching(run_dir: Path, retriever: Any) -> Any:
-    config = qa(run_dir)
-    environment = config.environment.model_dump() | {"retriever": retriever}
-    return parse_config(config.model_dump() | {"environment": environment})
-
-
-def test_a_search_server_may_move_between_two_starts(tmp_path: Path) -> None:
-    prepare(searching(tmp_path, SERVER), resume=True)
-    moved = {"url": "http://two:9000", "timeout_s": 30, "retries": 5, "connections": 8}
-    assert prepare(searching(tmp_path, moved), resume=True) == 0
-    with pytest.raises(ConfigError, match=r"another environment\.retriever \(.*two:9000.*, now None\)"):
-        prepare(searching(tmp_path, None), resume=True)
-
-
-def test_a_run_from_before_a_key_existed_goes_on(tmp_path: Path) -> None:
-    prepare(qa(tmp_path), resume=True)
-    file = tmp_path / "config.yaml"
-    raw = yaml.safe_load(file.read_text())
-    for key in ("kind", "retriever"):
-        del raw["environment"][key]
-    del raw["sync"]
-    file.write_text(yaml.safe_dump(raw))
-    assert prepare(qa(tmp_path), resume=True) == 0
-    assert load_config(file) == qa(tmp_path)
-
-
-def test_a_run_whose_config_is_none_any_more_says_which_key(tmp_path: Path) -> None:
-    prepare(qa(tmp_path), resume=True)
-    file = tmp_path / "config.yaml"
-    raw = yaml.safe_load(file.read_text())
-    raw["environment"]["topk"] = raw["environment"].pop("top_k")
-    file.write_text(yaml.safe_dump(raw))
-    with pytest.raises(
-        ConfigError, match=r"(?s)config\.yaml, which .*mend that file:\nenvironment\.topk: unknown key"
-    ):
-        prepare(qa(tmp_path), resume=True)
-
-
 def test_a_checkpoint_of_other_questions_is_refused(tmp_path: Path) -> None:
     (tmp_path / "step_3").mkdir()
     (tmp_path / "step_3" / "world.json").write_text('{"ranks": 1}')
@@ -163,16 +104,6 @@ def test_a_checkpoint_of_other_questions_is_refused(tmp_path: Path) -> None:
         CheckpointError, match=r"step_3 goes with other training questions .*n = 9, .*has 8.*choose another"
     ):
         load_checkpoint(run, tmp_path)
-
-
-def test_fewer_steps_than_done(tmp_path: Path) -> None:
-    config = qa(tmp_path / "run")
-    prepare(config, resume=True)
-    (tmp_path / "run" / "checkpoints").mkdir()
-    (tmp_path / "run" / "checkpoints" / "latest").write_text("step_7")
-    with pytest.raises(ConfigError, match=r"steps: 2, but .* has already done 7"):
-        prepare(config, resume=True)
-    assert prepare(config.model_copy(update={"steps": 8}), resume=True) == 7
 
 
 def test_a_question_is_never_both_trained_on_and_tested(tmp_path: Path) -> None:

@@ -158,6 +158,13 @@ def test_evaluations_add_up(tmp_path: Path) -> None:
     assert scalars(tmp_path, "evaluation/f1") == [(0, 0.5), (9, 0.75)]
 
 
+def test_a_failed_starts_evaluation_is_not_drawn(tmp_path: Path) -> None:
+    for f1 in (0.5, 0.75):
+        with Reporter(tmp_path, 9) as reporter:
+            reporter.evaluated("before", 0, {"f1": f1, "answer_rate": 1.0, "questions": 8.0})
+    assert scalars(tmp_path, "evaluation/f1") == [(0, 0.75)]
+
+
 def test_a_summary_is_whole_or_not_there(tmp_path: Path) -> None:
     with Reporter(tmp_path, 9) as reporter:
         reporter.write_json("summary.json", {"steps": 9})

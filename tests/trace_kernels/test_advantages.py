@@ -83,6 +83,20 @@ def test_finite_rewards_give_finite_advantages(
     assert all(np.isfinite(term).all() for term in one.terms())
 
 
+def test_a_chain_of_1000_nested_groups_alone_and_in_a_batch() -> None:
+    nodes = 1000
+    parents = list(range(-1, nodes - 1))
+    rewards = np.random.default_rng(0).normal(size=nodes)
+    alone = leaf_advantages(parents, range(nodes), rewards, "treepo")
+    groups = [rewards[start:] for start in range(nodes - 1)]
+    scores = [(rewards - g.mean()) / (g.std() + 1e-6) for g in groups]
+    want = [np.mean([s[leaf] for s in scores[: leaf + 1]]) for leaf in range(nodes)]
+    np.testing.assert_allclose(alone, want, rtol=1e-9, atol=1e-9)
+    batch = [-1, 0, 0, *(p + 3 if p >= 0 else -1 for p in parents)]
+    found = leaf_advantages(batch, [1, 2, *range(3, nodes + 3)], [0.0, 1.0, *rewards], "treepo")
+    assert np.array_equal(found[2:], alone)
+
+
 def test_a_tiny_variance_around_a_large_mean() -> None:
     step = np.spacing(1e30)
     got = leaf_advantages([-1, 0, 0], [1, 2], [1e30, 1e30 + step], "treepo")
@@ -212,6 +226,12 @@ def test_a_rollout_may_end_inside_the_tree() -> None:
         ({"root_baseline": "bare", "bare": [1, 0]}, r"bare: expected bool \[2\]"),
         ({"root_baseline": "some"}, "root_baseline: expected 'all' or 'bare', got 'some'"),
         ({"parents": [-1, 1, 0]}, r"parents\[1\] = 1: a parent must come before"),
+        ({"eps": -0.5}, r"eps: expected a finite number from 0, got -0\.5"),
+        ({"eps": float("nan")}, "eps: expected a finite number from 0, got nan"),
+        ({"eps": float("inf")}, "eps: expected a finite number from 0, got inf"),
+        ({"rewards": [1.0, 1j]}, "rewards: expected real numbers, got dtype complex128"),
+        ({"rewards": ["1.0", "0.0"]}, "rewards: expected real numbers, got dtype <U3"),
+        ({"rewards": [1.0, None]}, "rewards: expected real numbers, got dtype object"),
     ],
 )
 def test_errors_name_the_argument(changes: dict, message: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import trace_kernels
 from trace_kernels.aot.binary import Needs, count_matrix, count_spills, read_gcn, read_usage
-from trace_kernels.aot.calls import tree_attention
+from trace_kernels.aot.calls import edge_logprobs, tree_attention
 from trace_kernels.aot.cases import Case, Job, all_cases, jobs
 from trace_kernels.aot.checks import GPUS, faults
 from trace_kernels.aot.compilation import Result, compile_job
@@ -117,6 +117,15 @@ def test_a_program_for_hopper_uses_its_matrix_unit() -> None:
     assert line["tile"] == "128x128, 8, 3"
     assert line["registers"] == str(result.needs.registers)
     assert "wgmma" in line["matrix"]
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("bf16 fp32", 4096), ("bf16", 1000), ("fp32", 1000)])
+def test_operands_that_pass_through_registers_do_not_spill(dtype: str, size: int) -> None:
+    found = job("edge_logprobs_forward", Case(edge_logprobs, dtype, size, "entropy bias softcap"))
+    assert found.case in all_cases()
+    assert found.signature["HIDDEN"] == "*" + dtype.split()[0]
+    assert found.signature["WEIGHT"] == found.signature["BIAS"] == "*" + dtype.split()[-1]
+    assert faults(compile_job(found)) == []
 
 
 def test_a_tile_that_is_too_large_is_refused_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:

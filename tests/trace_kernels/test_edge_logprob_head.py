@@ -1,16 +1,45 @@
-"""The output layer that answers with edge log-probs; the op under torch.compile; its memory."""
+"""The output layer that answers with edge log-probs, also where its weight is there in its own forward only."""
+
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from trace_kernels import EdgeLogprobHead, edge_logprobs, edge_logprobs_op
+from trace_kernels import EdgeLogprobHead, edge_logprobs, edge_top_logprobs
 from trace_kernels.backends import edge_eager
-from trace_kernels.edge_logprobs_op import Logits, Needs
-from trace_kernels.edges import Edges
 
 from .test_edge_logprobs import problem
+
+
+class Partitioned:
+    """What ZeRO-3's hooks do to one module: outside its forward and backward its parameters are empty.
+
+    The storage of the forward is gone by the time of the backward, which gets another.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.parts = [(p, p.detach().clone()) for p in module.parameters()]
+        self.gathered = 0
+        module.register_forward_pre_hook(lambda *_: self.gather())
+        module.register_forward_hook(lambda _, __, out: self.leave(out))
+        self.release()
+
+    def gather(self) -> None:
+        self.gathered += 1
+        for p, values in self.parts:
+            p.data = values.clone()
+
+    def release(self) -> None:
+        for p, _ in self.parts:
+            p.data.fill_(float("nan"))
+            p.data = torch.empty(0)
+
+    def leave(self, out: Any) -> None:
+        for x in out if isinstance(out, tuple) else (out,):
+            if x.requires_grad:
+                x.register_hook(lambda _: self.gather())
+        self.release()
 
 
 def test_head_is_a_linear_layer_until_it_gets_labels() -> None:
@@ -29,22 +58,49 @@ def test_head_is_a_linear_layer_until_it_gets_labels() -> None:
     assert pair[0].grad_fn.saved_tensors[1] is embedding.weight
     pair[0].sum().backward()
     assert embedding.weight.grad.abs().sum() > 0
-    with pytest.raises(ValueError, match="edge_src and labels: give both"):
-        head(hidden, labels=labels)
 
 
-def test_weight_may_leave_and_come_back_between_forward_and_backward() -> None:
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("edge_src",),
+        ("labels",),
+        ("top_k",),
+        ("labels", "top_k"),
+        ("edge_src", "labels", "top_k"),
+    ],
+)
+def test_any_other_mixture_of_questions_is_refused(given: tuple[str, ...]) -> None:
     hidden, _, _, source, labels = problem()
-    head = EdgeLogprobHead(12, 129)
-    head(hidden, source, labels)[0].sum().backward()
-    want, head.weight.grad = head.weight.grad.clone(), None
-    logprob, _ = head(hidden, source, labels)
-    # What ZeRO-3's hooks do: the old storage is garbage by the time the backward runs.
-    values = head.weight.detach().clone()
-    head.weight.data.fill_(float("nan"))
-    head.weight.data = values
-    logprob.sum().backward()
-    assert torch.equal(head.weight.grad, want)
+    everything = {"edge_src": source, "labels": labels, "top_k": 3}
+    with pytest.raises(ValueError, match="edge_src, labels, top_k: give edge_src with one of the others"):
+        EdgeLogprobHead(12, 129)(hidden, **{name: everything[name] for name in given})
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_partitioned_weight_answers_all_three_questions_with_the_same_gradients(bias: bool) -> None:
+    hidden, _, _, source, labels = problem()
+    head = EdgeLogprobHead(12, 129, bias=bias)
+    parameters = list(head.parameters())
+    options = {"temperature": 0.7, "softcap": 3.0, "chunk": 5}
+    results = []
+    for partitioned in (False, True):
+        hooks = Partitioned(head) if partitioned else None
+        h = hidden.clone().requires_grad_()
+        top = head(h, source, top_k=4, **options)
+        assert not any(x.requires_grad for x in top)
+        logits = head(h[None]).detach()
+        logprob, entropy = head(h, source, labels, **options)
+        if hooks:
+            assert hooks.gathered == 3
+            assert all(p.numel() == 0 for p in parameters)
+        (logprob + 0.1 * entropy).sum().backward()
+        results.append(
+            [*top, logits, logprob.detach(), entropy.detach(), h.grad, *(p.grad for p in parameters)]
+        )
+        for p in parameters:
+            p.grad = None
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 def test_adopts_only_plain_linear_layers() -> None:
@@ -64,93 +120,28 @@ def test_the_head_takes_a_softcap() -> None:
     assert not torch.allclose(got[0], head(hidden, source, labels)[0], atol=1e-3)
 
 
-@pytest.mark.parametrize("entropy", [True, False])
-def test_opcheck(entropy: bool) -> None:
-    hidden, weight, bias, source, labels = problem()
-    leaves = [x.clone().requires_grad_() for x in (hidden, weight, bias)]
-    torch.library.opcheck(
-        torch.ops.trace_kernels.edge_logprobs, (*leaves, source, labels, 0.7, 30.0, entropy, 7, "eager", None)
+def test_the_head_gives_the_likeliest_tokens() -> None:
+    hidden, _, _, source, _ = problem()
+    head = EdgeLogprobHead(12, 129)
+    got = head(hidden[None], source, top_k=3, temperature=0.7, softcap=2.0)
+    want = edge_top_logprobs(hidden, head.weight, source, 3, temperature=0.7, bias=head.bias, softcap=2.0)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    values, tokens = got
+    torch.testing.assert_close(
+        values[:, 0], head(hidden, source, tokens[:, 0], temperature=0.7, softcap=2.0)[0]
     )
 
 
-def test_one_compilation_serves_every_number_of_edges() -> None:
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    _, weight, _, _, _ = problem()
-    w = weight.requires_grad_()
-
-    @torch.compile(fullgraph=True, backend=counter, dynamic=True)
-    def loss(h: torch.Tensor, w: torch.Tensor, source: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        logprob, entropy = edge_logprobs(h, w, source, labels, temperature=0.7)
-        return (logprob + 0.1 * entropy).sum()
-
-    for tokens, edges in ((23, 40), (7, 5), (31, 61)):
-        hidden, _, _, source, labels = problem(tokens=tokens, edges=edges)
-        grads = []
-        for call in (loss, loss._torchdynamo_orig_callable):
-            h = hidden.clone().requires_grad_()
-            grads.append(torch.autograd.grad(call(h, w, source, labels), (h, w)))
-        assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
-    assert counter.frame_count == 1
-
-
-class Allocations(TorchDispatchMode):
-    """Elements of every new storage."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes: dict[int, int] = {}
-        self.kept: list[torch.Tensor] = []  # no address is used twice
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        out = func(*args, **(kwargs or {}))
-        for x in out if isinstance(out, tuple | list) else [out]:
-            if isinstance(x, torch.Tensor):
-                self.kept.append(x)
-                self.sizes[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes() // x.element_size()
-        return out
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_two_tiles_are_all_the_logits_there_are(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    tile, columns = 2048, 64
-    monkeypatch.setattr(edge_eager, "CPU_TILE", tile)
-    monkeypatch.setattr(edge_eager, "VOCAB_TILE", columns)
-    hidden, weight, _, source, labels = problem(tokens=200, dim=8, vocab=5000, edges=300, dtype=dtype)
-    edges, logits = Edges.of(source, labels, 200, 5000), Logits(1.0, None)
-    ones = torch.ones(300)
-    with Allocations() as forward:
-        _, lse, entropy = edge_eager.forward(hidden, weight, None, edges, logits, True, None)
-    with Allocations() as backward:
-        edge_eager.backward(
-            edges.sum_by_pair(ones), edges.sum_by_source(ones), edges.sum_by_source(ones), lse, entropy,
-            hidden, weight, None, edges, logits, Needs(True, True, False), None,
-        )  # fmt: skip
-    rows = len(edges.sources) * 8
-    for found in (forward, backward):
-        large = sorted(size for size in found.sizes.values() if size > max(rows, 16 * columns))
-        weights = [size for size in large if size >= weight.numel()]
-        assert len(weights) <= 2  # the weight itself, and its gradient in its own type
-        assert all(size <= tile for size in large[: len(large) - len(weights)])
-        assert len(large) - len(weights) == 2
-
-
-def test_the_backward_gives_only_what_is_needed() -> None:
-    hidden, weight, bias, source, labels = problem()
-    for frozen in (0, 1, 2):
-        leaves = [x.clone().requires_grad_(i != frozen) for i, x in enumerate((hidden, weight, bias))]
-        logprob, _ = edge_logprobs(leaves[0], leaves[1], source, labels, bias=leaves[2])
-        logprob.sum().backward()
-        assert [x.grad is None for x in leaves] == [i == frozen for i in range(3)]
-
-
-def test_an_entropy_that_is_only_looked_at_costs_no_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = []
-    program = edge_logprobs_op.EdgeProgram(
-        edge_eager.forward, lambda *a: given.append(a[2]) or edge_eager.backward(*a)
-    )
-    monkeypatch.setattr(edge_logprobs_op, "_program", lambda name: program)
-    hidden, weight, _, source, labels = problem()
-    logprob, entropy = edge_logprobs(hidden.requires_grad_(), weight, source, labels)
-    assert entropy.requires_grad
-    logprob.sum().backward()
-    assert given == [None]
+def test_the_head_hands_chunk_and_backend_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    inner = edge_eager.forward
+    monkeypatch.setattr(edge_eager, "forward", lambda *args: seen.append(args[-1]) or inner(*args))
+    hidden, _, _, source, labels = problem()
+    head = EdgeLogprobHead(12, 129)
+    head(hidden, source, labels, chunk=7, backend="eager")
+    assert seen == [7]
+    got = head(hidden, source, labels, entropy=False, backend="liger")
+    assert seen == [7]
+    torch.testing.assert_close(got[0], head(hidden, source, labels)[0], rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match=r"backend: expected one of auto, eager, .* got 'eagre'"):
+        head(hidden, source, labels, backend="eagre")

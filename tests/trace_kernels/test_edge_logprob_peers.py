@@ -1,14 +1,10 @@
 """Edge log-probs by other libraries, and the likeliest tokens."""
 
-import sys
-from types import ModuleType
-
 import pytest
 import torch
 
 from trace_kernels import edge_logprobs
-from trace_kernels.backends import edge_eager, edge_peers
-from trace_kernels.edge_logprobs_op import Logits
+from trace_kernels.backends import edge_eager
 from trace_kernels.edge_top_logprobs import edge_top_logprobs
 from trace_kernels.reference.edge_logprobs import edge_logprobs_reference as oracle
 
@@ -32,33 +28,14 @@ def test_liger_gives_the_same_numbers(with_bias: bool) -> None:
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
-def linear_cross_entropy(e, c, targets, softcap=None, reduction="mean", filter_eps="high"):  # type: ignore[no-untyped-def]
-    """Cut cross-entropy's function, as far as it is used."""
-    assert reduction == "none"
-    assert filter_eps is None  # otherwise it drops gradients
-    assert e.dtype == c.dtype
-    return -oracle(e, c, torch.arange(len(e)), targets, softcap=softcap)[0]
-
-
-def test_cut_cross_entropy_is_called_by_its_contract(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("cut_cross_entropy")
-    module.linear_cross_entropy = linear_cross_entropy  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "cut_cross_entropy", module)
-    monkeypatch.setattr(edge_peers, "_why_not", lambda *_: None)  # of all reasons, only the CPU holds here
-    hidden, weight, _, source, labels = problem(dtype=torch.bfloat16)
-    logits = Logits(1.0, 2.0)
-    logprob, _ = edge_peers.run("cce", hidden, weight, None, source, labels, logits, False)
-    want, _ = edge_logprobs(hidden, weight, source, labels, softcap=2.0)
-    torch.testing.assert_close(logprob, want, rtol=1e-5, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("peer", "options", "reason"),
     [
         ("liger", {}, "gives no entropy: pass entropy=False"),
         ("liger", {"entropy": False, "softcap": 2.0}, "has no softcap"),
         ("liger", {"entropy": False, "dtype": torch.bfloat16}, "takes fp32 only"),
-        ("cce", {"entropy": False, "temperature": 0.5}, "no temperature but 1"),
+        ("cce", {}, "gives no entropy: pass entropy=False"),
+        ("cce", {"entropy": False, "temperature": 0.5}, "has no temperature but 1, got 0.5"),
         ("cce", {"entropy": False}, "takes bf16 or fp16"),
         ("cce", {"entropy": False, "dtype": torch.bfloat16}, "needs an accelerator, hidden is on cpu"),
     ],
@@ -73,6 +50,35 @@ def test_peers_check_indices_too() -> None:
     hidden, weight, _, source, labels = problem()
     with pytest.raises(ValueError, match=r"labels: values .* outside \[0, 129\)"):
         edge_logprobs(hidden, weight, source, labels + 200, entropy=False, backend="liger")
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_without_edges_a_peer_gives_zero_gradients(with_bias: bool) -> None:
+    hidden, weight, bias, _, _ = problem()
+    leaves, none = [x.requires_grad_() for x in (hidden, weight, bias)], torch.zeros(0, dtype=torch.int64)
+    used = leaves[2] if with_bias else None
+    logprob, entropy = edge_logprobs(*leaves[:2], none, none, bias=used, entropy=False, backend="liger")
+    assert logprob.shape == entropy.shape == (0,)
+    assert not entropy.requires_grad
+    logprob.sum().backward()
+    for x in leaves if with_bias else leaves[:2]:
+        assert torch.equal(x.grad, torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("lift", [0.0, 1e-6])
+def test_a_peers_log_prob_is_never_above_0(lift: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(rows, weight, labels, bias, temperature):  # type: ignore[no-untyped-def]
+        return rows.sum(2) * 0 + lift - torch.arange(rows.shape[1]) * 0.5
+
+    monkeypatch.setattr(
+        "liger_kernel.chunked_loss.fused_linear_ppo.LigerFusedLinearPPOBase.chunk_forward", forward
+    )
+    hidden, weight, _, source, labels = problem()
+    h = hidden.requires_grad_()
+    logprob, _ = edge_logprobs(h, weight, source, labels, entropy=False, backend="liger")
+    assert logprob[0] == 0
+    assert (logprob <= 0).all()
+    assert logprob[1] == lift - 0.5
 
 
 @pytest.mark.parametrize("k", [1, 5, 129])

@@ -153,6 +153,7 @@ def test_no_anchor_is_no_score() -> None:
         ({"anchor_src": torch.zeros(3)}, r"anchor_src: expected int64 \[A\], got torch.float32 \[3\]"),
         ({"anchor_src": torch.tensor([0, 4])}, r"anchor_src: 0\.\.4 outside the 4 rows"),
         ({"hidden": torch.zeros(4, D + 1)}, rf"head.norm: expected \[{D + 1}\], got \[{D}\]"),
+        ({"hidden": torch.zeros(4, 0)}, r"hidden: expected floats \[T, d\], d at least 1, got .* \[4, 0\]"),
         ({"stage": "leaf"}, "stage: expected 'root' or 'prefix', got 'leaf'"),
         ({"stage": "prefix"}, "rewards: needed"),
         ({"rewards": torch.ones(2)}, "rewards: needed for the gains of prefixes"),
@@ -161,6 +162,7 @@ def test_no_anchor_is_no_score() -> None:
             r"rewards: expected one per anchor, \[2\], got \[3\]",
         ),
         ({"stage": "prefix", "rewards": torch.tensor([0.3, 1.0])}, "outcomes 0 and 1"),
+        ({"stage": "prefix", "rewards": torch.tensor([math.nan, 1.0])}, "outcomes 0 and 1"),
         ({"max_count": -1}, "max_count: expected 0 or more, got -1"),
         ({"kappa": 0.0}, "kappa: expected a number above 0"),
         ({"anchor_src": torch.zeros(2, dtype=torch.int64, device="meta")}, "anchor_src: .* cpu, got meta"),
@@ -180,6 +182,65 @@ def test_errors_name_the_argument(change: dict[str, Any], message: str) -> None:
     }  # fmt: skip
     with pytest.raises(ValueError, match=message):
         score_anchors(**(call | change))
+
+
+@pytest.mark.parametrize("name", ["hidden", "anchor_src", "rewards", "head", "head.w1", "target", "weight"])
+def test_what_is_no_tensor_is_named(name: str) -> None:
+    head = random_head()
+    call: dict[str, Any] = {"hidden": torch.zeros(4, D), "anchor_src": torch.tensor([0]), "head": head}
+    op: Any = score_anchors
+    if name in ("target", "weight"):
+        op = anchor_loss
+        call |= {"target": torch.zeros(1), "weight": torch.zeros(1)}
+    if name == "rewards":
+        call |= {"stage": "prefix", "max_count": 1}
+    wrong: Any = [1.0]
+    if name.startswith("head"):
+        wrong = tuple(head) if name == "head" else head._replace(w1=[1.0])  # type: ignore[arg-type]
+    call[name.partition(".")[0]] = wrong
+    with pytest.raises(TypeError, match=f"{name}: expected a (tensor|SuccessHead), got (list|tuple)"):
+        op(**call)
+
+
+@pytest.mark.parametrize("stage", ["root", "prefix"])
+def test_errors_stay_below_1e_6_from_end_to_end(stage: Any) -> None:
+    """At the size and with the weights of a fresh module; what the gains multiply is the logit's error."""
+    d, width = 4096, 256
+    g = torch.Generator().manual_seed(5)
+    hidden = torch.randn(256, d, generator=g).bfloat16()
+    shapes = ((width, d), (width,), (1, width), (1,))
+    rest = ((2 * torch.rand(shape, generator=g) - 1) / shape[-1] ** 0.5 for shape in shapes)
+    head, source = SuccessHead(torch.ones(d), *rest), torch.arange(256)
+    rewards = source % 2 if stage == "prefix" else None
+    got, want = (
+        score_anchors(hidden, source, used, stage=stage, rewards=rewards, max_count=17, kappa=20.0)
+        for used in (head, SuccessHead(*(x.double() for x in head)))
+    )
+    torch.testing.assert_close(got.value, want.value, rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(got.gains, want.gains, rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("scale", [1e25, 1e18, 1e-3, 1e-30])
+def test_rows_of_any_size_keep_their_values(scale: float) -> None:
+    hidden = scale * torch.randn(3, D, generator=torch.Generator().manual_seed(6))
+    head, source = random_head(), torch.arange(3)
+    want = module(SuccessHead(*(x.double() for x in head)))(hidden.double())[:, 0]
+    torch.testing.assert_close(score_anchors(hidden, source, head).value, want, rtol=1e-6, atol=0.0)
+
+
+def test_scores_compile_into_one_graph() -> None:
+    hidden, head = torch.randn(5, D, generator=torch.Generator().manual_seed(7)), random_head()
+
+    def call(source: torch.Tensor, rewards: torch.Tensor) -> Any:
+        return score_anchors(hidden, source, head, stage="prefix", rewards=rewards, max_count=3)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    source, rewards = torch.tensor([4, 0, 4]), torch.tensor([0, 1, 1])
+    got, want = compiled(source, rewards), call(source, rewards)
+    assert torch.equal(got.value, want.value)
+    assert torch.equal(got.gains, want.gains)
+    with pytest.raises(ValueError, match=r"anchor_src: 0\.\.5 outside the 5 rows"):
+        compiled(source + source // 4, rewards)
 
 
 def test_the_loss_checks_its_arguments() -> None:

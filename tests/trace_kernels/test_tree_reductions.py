@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from fractions import Fraction
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trace_kernels.backends import ranges
 from trace_kernels.forest import childless, node_ends, path_sums
 from trace_kernels.reference import tree_reductions as python
 from trace_kernels.tree_reductions import (
@@ -263,3 +265,16 @@ def test_ancestor_sums_of_single_precision_are_float64() -> None:
     got = ancestor_sums(slope, centre, parents)
     want = ancestor_sums(slope.double(), centre.double(), parents)
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=cases(), levels=st.integers(1, 4), seed=st.integers(0, 2**32))
+def test_lines_by_level(case: tuple[list[int], list[int], list[float]], levels: int, seed: int) -> None:
+    parents, rng = np.array(case[0]), np.random.default_rng(seed)
+    depth = path_sums(parents, np.ones_like(parents)) - 1
+    slope, centre = (torch.from_numpy(rng.normal(size=len(parents))) for _ in range(2))
+    want = ancestor_sums(slope, centre, torch.from_numpy(parents))
+    with mock.patch.object(ranges, "LEVELS", levels):
+        got = ranges.ancestor_sums_by_level(slope, centre, torch.from_numpy(parents), depth)
+    for mine, line in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, line, rtol=1e-12, atol=1e-12)

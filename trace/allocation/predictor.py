@@ -26,10 +26,9 @@ class PredictorUpdate(NamedTuple):
 class SuccessPredictor(nn.Module):
     """P(success) from the policy's final hidden state at the last token of a prefix.
 
-    RMSNorm, Linear to `width`, SiLU, Linear to 1, sigmoid, all in fp32, computed by the fused op
-    `trace_kernels.score_anchors` in training and in use; the modules here hold its tensors. The last layer
-    starts at zero, so the first prediction is 0.5 everywhere and stage 1 starts uniform. Nothing here reads
-    or moves the global random state.
+    RMSNorm, Linear to `width`, SiLU, Linear to 1, sigmoid, all in fp32, computed by the ops `score_anchors` in use
+    and `anchor_loss` in training; the modules here hold their tensors. The last layer starts at zero, so the first
+    prediction is 0.5 everywhere and stage 1 starts uniform. Nothing here reads or moves the global random state.
 
     `state_dict` holds, beside the weights, one `_extra_state` with the optimiser, the replay windows, the
     generator and kappa as tensors and numbers: a predictor that loads it continues bit for bit. Move the
@@ -119,9 +118,9 @@ class SuccessPredictor(nn.Module):
         x, y, leaves = (torch.cat(parts) for parts in zip(*self.nodes, strict=True))
         weight = leaves.sqrt()
         weight = weight / weight.mean()
-        steps, error = 0, 0.0
+        steps, errors = 0, x.new_zeros(0)
         for _ in range(self.epochs):
-            error = 0.0
+            of_epoch = []
             for batch in torch.randperm(len(x), generator=self.generator).split(self.batch_size):
                 # A batch at a time: the window's hidden states may be larger than what a GPU has left.
                 inputs, outcomes, weights = (part[batch].to(device) for part in (x, y, weight))
@@ -131,10 +130,11 @@ class SuccessPredictor(nn.Module):
                     self.optimizer.zero_grad(set_to_none=True)
                     loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
                 self.optimizer.step()
-                error += float(loss.detach()) * len(batch)
+                of_epoch.append(loss.detach() * len(batch))  # no number yet: it would wait for the device
                 steps += 1
+            errors = torch.stack(of_epoch)
         self.optimizer.zero_grad(set_to_none=True)
-        return PredictorUpdate(error / len(x), steps)
+        return PredictorUpdate(float(errors.double().sum()) / len(x), steps)
 
     def update_kappa(self, v_root: ArrayLike, successes: ArrayLike, trials: ArrayLike) -> float:
         """Refit kappa to the root groups of the last `window` steps, this one included, and return it.

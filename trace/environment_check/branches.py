@@ -67,7 +67,9 @@ def copies(subject: Subject, script: list[str]) -> Iterator[Problem]:
         yield Problem("restore", "went on from the state given", f"it untouched, {text}", shown(state))
     original.play(script[1:])
     if plain_json(taken) != text:
-        yield Problem("snapshot", "went on after it was taken", f"a copy that stays {text}", shown(taken))
+        yield Problem(
+            "snapshot", "went on after it was taken", f"a copy that stays as it was, {text}", shown(taken)
+        )
 
 
 def garbage_states(subject: Subject, script: list[str]) -> Iterator[Problem]:

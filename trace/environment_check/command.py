@@ -123,10 +123,17 @@ def _report(
             seconds=CALL_SECONDS,
         )
         found |= {problem: task.id for problem in problems if problem not in found}
-    for problem, task_id in found.items():
-        print(f"{'problem' if problem.serious else 'remark'} (task {task_id}): {problem}")
-    serious = sum(problem.serious for problem in found)
-    print(f"{len(tasks)} tasks played, {serious} problems, {len(found) - serious} remarks")
+    groups: list[list[Problem]] = []
+    for problem in found:
+        if group := next((group for group in groups if group[0].like(problem)), None):
+            group.append(problem)
+        else:
+            groups.append([problem])
+    for first, *others in groups:
+        more = f" (and {len(others)} like it)" if others else ""
+        print(f"{'problem' if first.serious else 'remark'} (task {found[first]}): {first}{more}")
+    serious = sum(first.serious for first, *_ in groups)
+    print(f"{len(tasks)} tasks played, {serious} problems, {len(groups) - serious} remarks")
     return 1 if serious else 0
 
 

@@ -23,7 +23,7 @@ def difference(
                 where = f"{done}, turn {turn} from there"
                 return [Problem(method, where, f"the same {field.name}, {shown(a)}", shown(b))]
     if len(expected) != len(got):
-        return [Problem(method, done, f"{len(expected)} turns as before", str(len(got)))]
+        return [Problem(method, done, f"as many turns as before, {len(expected)}", str(len(got)))]
     return []
 
 

@@ -39,7 +39,8 @@ class Subject:
         outcome, error = self._outcome(method, done, function)
         if error is not None:
             got = f"{type(error).__name__}: {shown(str(error))}"
-            raise ProblemFoundError(Problem(method, done, "no exception", got)) from error
+            problem = Problem(method, done, "no exception", got, error=type(error).__name__)
+            raise ProblemFoundError(problem) from error
         return outcome[0]
 
     def call_refused(
@@ -48,8 +49,9 @@ class Subject:
         """`function()` must raise `error`; raises ProblemFoundError otherwise."""
         outcome, raised = self._outcome(method, done, function)
         if not isinstance(raised, error):
-            got = shown(outcome[0]) if raised is None else f"{type(raised).__name__}: {shown(str(raised))}"
-            raise ProblemFoundError(Problem(method, done, error.__name__, got)) from raised
+            name = "" if raised is None else type(raised).__name__
+            got = f"{name}: {shown(str(raised))}" if name else shown(outcome[0])
+            raise ProblemFoundError(Problem(method, done, error.__name__, got, error=name)) from raised
 
     def _outcome(
         self, method: str, done: str, function: Callable[[], T]

@@ -16,6 +16,7 @@ class Problem:
         expected: what the protocol asks for.
         got: what happened instead.
         serious: False for a remark that a run can live with.
+        error: type of the exception, if one was raised.
     """
 
     method: str
@@ -23,6 +24,14 @@ class Problem:
     expected: str
     got: str
     serious: bool = True
+    error: str = ""
+
+    def like(self, other: Problem) -> bool:
+        """Whether both are probably one mistake: the same is expected of a method, and fails in the same way."""
+        return self._kind() == other._kind()
+
+    def _kind(self) -> tuple[bool, str, str, str]:
+        return self.serious, self.method, self.expected.partition(",")[0], self.error  # values follow a comma
 
     def __str__(self) -> str:
         return f"{self.method}: {self.done}: expected {self.expected}, got {self.got}"

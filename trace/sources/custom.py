@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
+import inspect
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from trace_rl.config.tasks import CustomTask
+from trace_rl.tasks.task import Task
 
 from .source import Source
 
 
 def custom_source(task: CustomTask) -> Source:
-    """Call the function that `task.source` names. Raises ValueError if that does not give a Source."""
+    """Call the function that `task.source` names.
+
+    Raises ValueError if `task.options` are not its arguments, or if it does not give a Source of Tasks, and
+    FileNotFoundError if there is no such file.
+    """
     where, colon, name = task.source.rpartition(":")
     if not colon or not where or not name:
         raise ValueError(
@@ -23,10 +32,44 @@ def custom_source(task: CustomTask) -> Source:
     function = getattr(_module(where), name, None)
     if not callable(function):
         raise ValueError(f"task.source: {where} has no function {name!r}")
+    _check_options(function, name, task.options)
     source = function(**task.options)
     if not isinstance(source, Source):
         raise ValueError(f"task.source: {task.source} returned a {type(source).__name__}, expected a Source")
+    for split, tasks in (("train", source.train), ("test", source.test)):
+        _check_tasks(split, tasks)
     return source
+
+
+def _check_options(function: Callable[..., Any], name: str, options: dict[str, Any]) -> None:
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)  # a decorator may take other arguments
+    except ValueError:  # some builtins have none
+        return
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        kinds = {p.name: p.kind for p in signature.parameters.values()}
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        known = [n for n, kind in kinds.items() if kind in named]
+        unknown = [option for option in options if option not in known]
+        wrong = f"{error} of {name}(); "
+        if unknown and inspect.Parameter.VAR_KEYWORD not in kinds.values():
+            wrong = f"{unknown[0]!r} is no argument of {name}(); "
+            wrong += "".join(
+                f"did you mean {n!r}? " for n in difflib.get_close_matches(unknown[0], known, n=1)
+            )
+        raise ValueError(f"task.options: {wrong}it takes {', '.join(known) or 'none'}") from error
+
+
+def _check_tasks(split: str, tasks: Sequence[Task]) -> None:
+    if not isinstance(tasks, Sequence):
+        raise ValueError(f"Source.{split} must be a list of Tasks, got a {type(tasks).__name__}")
+    for number, task in enumerate(tasks):
+        if not isinstance(task, Task):
+            raise ValueError(f"Source.{split}[{number}] must be a Task, got a {type(task).__name__}")
+        if wrong := task.wrong_field():
+            raise ValueError(f"Source.{split}[{number}], the task {task.id!r}: {wrong}")
 
 
 def _module(where: str) -> ModuleType:
@@ -37,7 +80,10 @@ def _module(where: str) -> ModuleType:
             raise ValueError(f"task.source: there is no module {where!r} ({error})") from error
     path = Path(where).resolve()
     if not path.is_file():
-        raise FileNotFoundError(f"task.source: there is no file {path}")
+        looked = (
+            "" if Path(where).is_absolute() else f" (looked from {Path.cwd()}, where the command was started)"
+        )
+        raise FileNotFoundError(f"task.source: there is no file {where}{looked}")
     name = f"trace_rl_custom_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None

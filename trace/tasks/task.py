@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -25,6 +26,22 @@ class Task:
     source: str
     titles: tuple[str, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    def wrong_field(self) -> str | None:
+        """What is wrong with the first field of another type, and what to write; None if all have theirs."""
+        for name in ("id", "question", "source"):
+            if not isinstance(value := getattr(self, name), str):
+                return f'{name} must be a string, got {reprlib.repr(value)}; write {name}="..."'
+        for name in ("answers", "titles"):
+            value = getattr(self, name)
+            if not isinstance(value, tuple) or not all(isinstance(v, str) for v in value):
+                instead = f'{name}=("...",), or {name}=() for none'
+                if isinstance(value, dict):
+                    instead = f"extra={reprlib.repr(value)} by name, as the fifth argument is titles"
+                return f"{name} must be a tuple of strings, got {reprlib.repr(value)}; write {instead}"
+        if not isinstance(self.extra, dict):
+            return f'extra must be a dict, got {reprlib.repr(self.extra)}; write extra={{"key": ...}}'
+        return None
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain data, ready for ``json.dumps``."""

@@ -39,11 +39,12 @@ def tree_attention(dtype: str, size: int, variant: str) -> None:
 
 
 def edge_logprobs(dtype: str, size: int, variant: str) -> None:
-    """Forward and backward with hidden size `size`; variant: words among entropy, softcap, bias."""
-    words = variant.split()
-    hidden = torch.empty(64, size, dtype=DTYPES[dtype], requires_grad=True)
-    weight = torch.empty(1024, size, dtype=DTYPES[dtype], requires_grad=True)
-    bias = torch.empty(1024, dtype=DTYPES[dtype], requires_grad=True) if "bias" in words else None
+    """Forward and backward with hidden size `size`; dtype: one, or two as words, of the hidden states and of the
+    weight; variant: words among entropy, softcap, bias."""
+    words, of_hidden, of_weight = variant.split(), DTYPES[dtype.split()[0]], DTYPES[dtype.split()[-1]]
+    hidden = torch.empty(64, size, dtype=of_hidden, requires_grad=True)
+    weight = torch.empty(1024, size, dtype=of_weight, requires_grad=True)
+    bias = torch.empty(1024, dtype=of_weight, requires_grad=True) if "bias" in words else None
     index = torch.arange(64)
     logits = Logits(1.0, 30.0 if "softcap" in words else None)
     both = run_edges(hidden, weight, bias, index, index, logits, "entropy" in words, None, "triton")

@@ -15,6 +15,7 @@ from ..launch import Launch, Target, recorded
 from ..tree_attention import HEAD_DIMS
 from .calls import DTYPES, edge_logprobs, score_anchors, tree_attention, tree_reductions
 
+EDGE_VARIANTS = ("", "entropy bias softcap")
 VARIANTS = ("window", "softcap", "sinks", "grad_lse")
 
 
@@ -22,7 +23,7 @@ class Case(NamedTuple):
     """One way to call an op."""
 
     call: Callable[[str, int, str], None]  # of `calls`, with what follows
-    dtype: str
+    dtype: str  # of edge log-probs also two, as words: of the hidden states and of the weight
     size: int  # the head size of tree attention, the hidden size of others
     variant: str  # what else is on, as words
 
@@ -41,11 +42,17 @@ class Job(NamedTuple):
 
 
 def all_cases() -> list[Case]:
-    """Every head size and type; every variant alone at the common size, and all at once at each size."""
+    """Every head size and type; every variant alone at the common size, and all at once at each size. The other
+    ops at a hidden size of 4096; edge log-probs of mixed types, and at a size that no tile divides, too."""
     plain = [Case(tree_attention, dtype, size, "causal") for dtype in DTYPES for size in HEAD_DIMS]
     alone = [Case(tree_attention, "bf16", 128, variant) for variant in VARIANTS]
     every = [Case(tree_attention, "bf16", size, " ".join(VARIANTS)) for size in HEAD_DIMS]
-    return plain + alone + every + _other_cases(("bf16", "fp16", "fp32"))
+    edges = [
+        Case(edge_logprobs, dtype, size, words)
+        for dtype, size in (("bf16 fp32", 4096), ("fp32 bf16", 4096), ("bf16", 1000), ("fp32", 1000))
+        for words in EDGE_VARIANTS
+    ]
+    return plain + alone + every + edges + _other_cases(("bf16", "fp16", "fp32"))
 
 
 def quick_cases() -> list[Case]:
@@ -55,9 +62,7 @@ def quick_cases() -> list[Case]:
 
 
 def _other_cases(dtypes: tuple[str, ...]) -> list[Case]:
-    edges = [
-        Case(edge_logprobs, dtype, 4096, words) for dtype in dtypes for words in ("", "entropy bias softcap")
-    ]
+    edges = [Case(edge_logprobs, dtype, 4096, words) for dtype in dtypes for words in EDGE_VARIANTS]
     anchors = [Case(score_anchors, dtype, 4096, stage) for dtype in dtypes for stage in ("root", "prefix")]
     kinds = ("sums", "moments", "extrema", "ancestors")
     return [*edges, *anchors, *(Case(tree_reductions, "fp64", 4096, kind) for kind in kinds)]

@@ -23,15 +23,14 @@ def scores(
     counts: int = 0,
     rho: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(logit [A] fp32, value [A] float64, gains [A, counts] float64)."""
+    """float64 logit [A], value [A] and gains [A, counts] of indices in range and rewards 0 and 1, int64."""
     device, anchors = hidden.device, len(anchor_src)
     if hidden.stride(-1) != 1:
         hidden = hidden.contiguous()
     anchor_src = anchor_src.contiguous()
     rewards = anchor_src if rewards is None else rewards.contiguous()
     norm, w1, b1, w2, b2 = (x.contiguous() for x in head)
-    logit = torch.empty(anchors, dtype=torch.float32, device=device)
-    value = torch.empty(anchors, dtype=torch.float64, device=device)
+    logit, value = (torch.empty(anchors, dtype=torch.float64, device=device) for _ in range(2))
     gains = torch.empty((counts, anchors), dtype=torch.float64, device=device)
     # A number would reach the program as fp32, and 64 roundings of it add up.
     inverse_kappa = torch.tensor([rho], dtype=torch.float64, device=device)

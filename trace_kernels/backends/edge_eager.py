@@ -22,6 +22,8 @@ CPU_TILE, CPU_SOURCES = 1 << 22, 1024
 TILE_ELEMENTS, SOURCES = 1 << 25, 4096
 # Most rows of the weight in a tile: what is widened to fp32 at a time.
 VOCAB_TILE = 8192
+# exp of this is 0 in fp64 too; where an infinite difference of logits is to be multiplied, it is this instead.
+GONE = -1000.0
 
 
 class Ranges(NamedTuple):
@@ -64,6 +66,9 @@ class Head:
         self.weight, self.logits, self.ranges = weight, logits, ranges
         self.rows = hidden[sources].to(self.dtype).mul_(logits.inner)  # [S, d]
         self.bias = None if bias is None else bias.to(self.dtype) * logits.inner
+        masked = None if bias is None else bias == float("-inf")
+        # [V], the tokens that are out of the vocabulary; None: there are none.
+        self.masked = masked if masked is not None and bool(masked.any()) else None
 
     def buffer(self, elements: int | None = None) -> torch.Tensor:
         return self.rows.new_empty(self.ranges.elements if elements is None else elements)
@@ -77,13 +82,15 @@ class Head:
             yield v, wide[: part.numel()].view(part.shape).copy_(part) if widens else part
 
     def tile(self, r: slice, v: slice, part: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
-        """Logits [sources of r, vocabulary of v] in `buffer`."""
+        """Logits [sources of r, vocabulary of v] in `buffer`, -inf of masked tokens."""
         z = buffer[: (r.stop - r.start) * (v.stop - v.start)].view(r.stop - r.start, v.stop - v.start)
         torch.mm(self.rows[r], part.t(), out=z)
         if self.bias is not None:
             z.add_(self.bias[v])
         if self.logits.softcap is not None:
             z.tanh_().mul_(self.logits.outer)
+        if self.masked is not None:
+            z.masked_fill_(self.masked[v], float("-inf"))
         return z
 
 
@@ -104,7 +111,7 @@ def forward(
     )  # fmt: skip
     pairs = _Pairs(edges, head.ranges)
     first, second = head.buffer(), head.buffer(None if entropy else 0)
-    # Not -inf: its difference from a logit must not be NaN.
+    # Not -inf: its difference from a masked token's logit must not be NaN.
     top = head.rows.new_full((count,), torch.finfo(head.dtype).min)
     total, spread = torch.zeros_like(top), torch.zeros_like(top)
     label_logit = head.rows.new_empty(len(edges.pair_label))
@@ -116,12 +123,13 @@ def forward(
             label_logit[hit] = z[row, column]
             new_top = torch.maximum(top[r], z.amax(1))
             z.sub_(new_top[:, None])
-            fall = top[r] - new_top
+            fall = (top[r] - new_top).clamp_(min=GONE)
             decay = fall.exp()
             if entropy:
                 e = torch.exp(z, out=second[: z.numel()].view(z.shape))
                 added = e.sum(1)
-                spread[r] = fall.mul_(total[r]).add_(spread[r]).mul_(decay).add_(z.mul_(e).sum(1))
+                # NaN is 0 times -inf and meant to be 0; a broken row's is in `added` too.
+                spread[r] = fall.mul_(total[r]).add_(spread[r]).mul_(decay).add_(z.mul_(e).nansum(1))
             else:
                 added = z.exp_().sum(1)
             total[r] = decay.mul_(total[r]).add_(added)
@@ -148,7 +156,8 @@ def backward(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """See `edge_logprobs_op.EdgeProgram`.
 
-    dz = g onehot - p (g + h (log p + H)) for the gradients g of the log-prob and h of the entropy.
+    dz = g onehot - p (g + h (log p + H)) for the gradients g of the log-prob and h of the entropy; 0 for masked
+    tokens, whose logits are constants: a masked label's edge has the gradient of its -lse only.
     """
     head = Head(
         hidden, weight, bias, edges.sources, logits,
@@ -160,6 +169,8 @@ def backward(
     second = head.buffer(None if capped else 0) if grad_entropy is None else head.buffer()
     third = head.buffer(None if capped and grad_entropy is not None else 0)
     constant = grad_source if grad_entropy is None else grad_source + grad_entropy * entropy
+    # Only then a finite logit's log-prob can be -inf.
+    overflows = grad_entropy is not None and bool((lse > 1e30).any())
 
     d_rows = torch.zeros_like(head.rows) if needs.hidden else None
     d_weight = torch.empty_like(weight, memory_format=torch.contiguous_format) if needs.weight else None
@@ -178,12 +189,16 @@ def backward(
                 d = logp.exp_().mul_(constant[r, None])
             else:
                 d = torch.exp(logp, out=shaped.pop())
+                if overflows:
+                    logp.clamp_(min=GONE)
                 d.mul_(logp.mul_(grad_entropy[r, None]).add_(constant[r, None]))
             hit, row, column = pairs.inside(r, v)
             d[row, column] -= grad_pair[hit]  # d is -dz; every pair is there once
             if capped:
                 # The slope of the tanh, from its value: outer (1 - tanh^2).
                 d.mul_(z.square_().mul_(-1.0 / logits.outer).add_(logits.outer))
+            if head.masked is not None:
+                d.masked_fill_(head.masked[v], 0.0)  # of a label, and of 0 times -inf
             if d_bias is not None:
                 d_bias[v].sub_(d.sum(0))
             if d_rows is not None:

@@ -11,7 +11,7 @@ from ..device.edge_tiles import EdgeTiles, edge_tiles
 from ..edge_logprobs_op import Logits, Needs
 from ..edges import Edges
 from ..launch import LOG2_E, launch, target, unit_channels
-from .edge_eager import Ranges
+from .edge_eager import GONE, Ranges
 
 LN_2 = 0.6931471805599453
 # The vocabulary is split until there are about so many programs per multiprocessor.
@@ -48,7 +48,7 @@ def forward(
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
     )  # fmt: skip
     highest = top.amax(0)
-    fall = top - highest
+    fall = (top - highest).clamp_(min=GONE)
     weights = fall.exp2()
     sums = (total * weights).sum(0)
     log_sums = sums.log2()
@@ -141,8 +141,9 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _tiles(hidden: torch.Tensor, weight: torch.Tensor) -> EdgeTiles:
-    bits = 16 if hidden.dtype == weight.dtype != torch.float32 else 32
-    return edge_tiles(target(hidden.device).architecture, bits)
+    mixed = hidden.dtype != weight.dtype
+    bits = 32 if mixed or hidden.dtype == torch.float32 else 16
+    return edge_tiles(target(hidden.device).architecture, bits, hidden.shape[1], mixed)
 
 
 def _inputs(

@@ -11,6 +11,7 @@ array can be worked off in equal pieces whose blocks fit a cache; a piece's bloc
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,9 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Ints = NDArray[np.int64]
-Fields = tuple[NDArray[np.float64], ...]
-# merge(left, right, left count, right count); the counts are numbers or arrays.
+Floats = NDArray[np.float64]
+Fields = tuple[Floats, ...]
+# merge(left, right, left count, right count); the counts are numbers or arrays. Of elements only their value.
 Merge = Callable[[Fields, Fields, Any, Any], Fields]
+LEVELS = 100  # of a forest that are worth a step of their own, below 256
 PIECE = 15  # log2 of a piece's elements, more where a range needs more
 
 
@@ -62,9 +65,44 @@ def extrema(values: Tensor, ranges: Ranges) -> tuple[Tensor, Tensor]:
 
 
 def ancestor_sums(slope: Tensor, centre: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
-    """See `tree_reductions.ancestor_sums`; every round doubles how many ancestors a node has taken in."""
-    total, middle, above = slope.double().numpy().copy(), centre.double().numpy(), parents.numpy().copy()
+    """See `tree_reductions.ancestor_sums`."""
+    total, middle = slope.double().numpy().copy(), centre.double().numpy()
     offset = np.zeros_like(total)
+    _take_in_ancestors(total, offset, middle, parents.numpy().copy())
+    return torch.from_numpy(total), torch.from_numpy(offset)
+
+
+def ancestor_sums_by_level(
+    slope: Tensor, centre: Tensor, parents: Tensor, depth: Ints
+) -> tuple[Tensor, Tensor]:
+    """The same but for the last bits, float64, with `depth` [N] known, 0 for a root: one addition a node.
+
+    Level by level from the roots; what is deeper than `LEVELS` takes in its ancestors as above, down to those that
+    have all of theirs. Which way a node goes depends on its own path alone.
+    """
+    level = np.minimum(depth, LEVELS)
+    order = np.argsort(level.astype(np.uint8), kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(order.size)
+    above = rank.take(parents.numpy().take(order), mode="clip")  # of roots it is not looked at
+    total, middle = slope.numpy().take(order), centre.numpy().take(order)
+    offset = np.zeros_like(total)
+    ends = np.cumsum(np.bincount(level, minlength=1)).tolist()
+    for begin, end in itertools.pairwise(ends[:LEVELS]):
+        at = above[begin:end]
+        its = total.take(at)
+        rise = middle[begin:end] - middle.take(at)
+        rise *= its
+        np.add(offset.take(at), rise, out=offset[begin:end])
+        total[begin:end] += its
+    if len(ends) > LEVELS:
+        above[: ends[LEVELS - 1]] = -1
+        _take_in_ancestors(total, offset, middle, above)
+    return torch.from_numpy(total.take(rank)), torch.from_numpy(offset.take(rank))
+
+
+def _take_in_ancestors(total: Floats, offset: Floats, middle: Floats, above: Ints) -> None:
+    """Every round doubles how many ancestors a node has taken in; `above` [N] is used up."""
     active = np.flatnonzero(above >= 0)
     while active.size:
         at = above[active]
@@ -74,7 +112,6 @@ def ancestor_sums(slope: Tensor, centre: Tensor, parents: Tensor) -> tuple[Tenso
         beyond = above[at]
         above[active] = beyond
         active = active[beyond >= 0]
-    return torch.from_numpy(total), torch.from_numpy(offset)
 
 
 def _reduce(
@@ -114,20 +151,24 @@ def _reduce(
             continue
         for field, value in zip(heap, placed, strict=False):
             field[width:] = value[piece * width : (piece + 1) * width]
-        _fill(heap, levels, merge)
         start += width - piece * width  # places in the heap
-        order, fields = _add_up(heap, merge, start, start + size[here])
+        with np.errstate(invalid="ignore"):  # infinities of both signs
+            _fill(heap, len(values), levels, merge)
+            order, fields = _add_up(heap, merge, start, start + size[here])
         here = here[order]
         for field, value in zip(total, result(fields), strict=True):
             field[here] = value
     return total
 
 
-def _fill(heap: Fields, levels: int, merge: Merge) -> None:
-    """The blocks of the `levels` lowest levels from the elements, which are the heap's second half."""
+def _fill(heap: Fields, given: int, levels: int, merge: Merge) -> None:
+    """The blocks of the `levels` lowest levels from the elements, which are the heap's second half.
+
+    Only the first `given` fields of elements differ from nothing's.
+    """
     end = len(heap[0])
     for half in (1 << level for level in range(levels)):
-        below = tuple(field[end // 2 : end] for field in heap)
+        below = tuple(field[end // 2 : end] for field in (heap[:given] if half == 1 else heap))
         merged = merge(tuple(x[0::2] for x in below), tuple(x[1::2] for x in below), half, half)
         end //= 2
         for field, value in zip(heap, merged, strict=True):
@@ -176,24 +217,32 @@ def _take(fields: Fields, at: Ints) -> Fields:
 
 
 def _rounded(fields: Any) -> Any:
-    """Sums with what they lost, and the other fields."""
-    return fields[0] + fields[1], *fields[2:]
+    """Sums with what they lost, and the other fields; what an infinite sum has lost is no number."""
+    total = fields[0] + fields[1]
+    return np.where(np.isnan(total), fields[0], total), *fields[2:]
 
 
 def _merge_sums(left: Fields, right: Fields, left_count: Any, right_count: Any) -> Fields:
     """Sums as (rounded sum, what it lost): Knuth's error-free addition, The Art of Computer Programming 4.2.2."""
-    (a, a_lost), (b, b_lost) = left[:2], right[:2]
+    a, b = left[0], right[0]
     total = a + b
     share = total - a
-    return total, (a - (total - share)) + (b - share) + (a_lost + b_lost)
+    lost = a - (total - share)
+    lost += b - share
+    if len(left) > 1:
+        lost += left[1] + right[1]
+    return total, lost
 
 
 def _merge_moments(left: Fields, right: Fields, left_count: Any, right_count: Any) -> Fields:
     """Chan, Golub and LeVeque 1979: squares around the joint mean from those around each."""
     total, lost = _merge_sums(left, right, left_count, right_count)
     apart = right[0] / right_count - left[0] / left_count
-    weight = left_count * right_count / (left_count + right_count)
-    return total, lost, left[2] + right[2] + apart * apart * weight
+    apart *= apart
+    apart *= left_count * right_count / (left_count + right_count)
+    if len(left) > 1:
+        apart += left[2] + right[2]
+    return total, lost, apart
 
 
 def _merge_extrema(left: Fields, right: Fields, left_count: Any, right_count: Any) -> Fields:

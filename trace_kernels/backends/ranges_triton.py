@@ -20,13 +20,13 @@ TILE = Tile(256, 1, 4, 1)
 def sums(values: Tensor, ranges: Ranges) -> Tensor:
     """As `ranges.sums`."""
     total, lost, _ = _reduce(values, torch.zeros_like(values), ranges, "sums")
-    return total + lost
+    return _rounded(total, lost)
 
 
 def moments(values: Tensor, ranges: Ranges) -> tuple[Tensor, Tensor]:
     """As `ranges.moments`, but for the last bits of the squares."""
     total, lost, squares = _reduce(values, torch.zeros_like(values), ranges, "moments")
-    return total + lost, squares
+    return _rounded(total, lost), squares
 
 
 def extrema(values: Tensor, ranges: Ranges) -> tuple[Tensor, Tensor]:
@@ -54,6 +54,11 @@ def ancestor_sums(slope: Tensor, centre: Tensor, parents: Tensor) -> tuple[Tenso
         )  # fmt: skip
         now = new
     return now[0], now[1]
+
+
+def _rounded(total: Tensor, lost: Tensor) -> Tensor:
+    rounded = total + lost
+    return torch.where(rounded.isnan(), total, rounded)  # what an infinite sum has lost is no number
 
 
 def _reduce(first: Tensor, second: Tensor, ranges: Ranges, kind: str) -> Tensor:

@@ -1,7 +1,8 @@
 """`check_against_unpacked`: is a packed pass of this model on this machine the same as unpacked ones?
 
 For the first batch of a trainer that moves to tree attention: a few root-to-leaf paths are run one by one with the
-model's stock attention, and their per-token log-probs are compared with those of the packed pass.
+model's stock attention, and their per-token log-probs are compared with those of the packed pass, which are taken
+from its output layer as `edge_logprobs` takes them: a model that goes on from there is found out.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..layout import TreeLayout
+from .head_check import of_output_layer, recorded
 from .model_check import evaluating
 
 # Packed and unpacked passes may differ by this many times what one rounding of the embeddings changes.
@@ -62,8 +64,12 @@ def check_against_unpacked(
     stock: str | None = None,
     rollouts: int = 4,
     max_length: int | None = None,
+    head_temperature: float = 1.0,
 ) -> SelfCheck:
     """Compares a packed pass with unpacked passes of some of its rollouts; no gradients, the mode is kept.
+
+    The packed log-probs are those that `edge_logprobs` gives with the output layer's weight and bias, the config's
+    `final_logit_softcapping` and `head_temperature`; the unpacked ones are of the model's own logits.
 
     The rollouts are `rollouts` root-to-leaf paths from the shortest to the longest, and of each the log-probs of up
     to 256 evenly spaced tokens and of those that follow a branch point. Every rank of an FSDP or ZeRO-3 model must
@@ -83,9 +89,12 @@ def check_against_unpacked(
         rollouts: unpacked passes, at least 1.
         max_length: compare the first tokens of longer paths only. Eager attention holds [H, L, L] scores: set
             this where L is large.
+        head_temperature: the `temperature` with which `edge_logprobs` gives this model's own log-probs: what it
+            divides its output layer's results by (Granite's `logits_scaling`, 1 / Cohere's `logit_scale`).
 
     Raises:
-        SelfCheckError: the log-probs differ and `on_mismatch` is "raise".
+        SelfCheckError: the log-probs differ and `on_mismatch` is "raise"; the message says whether the attention
+            differs or what the model does after its output layer.
         ValueError: no transformers model in `model`, a layout without edges, arguments out of range.
         UnsupportedModelError: the model refuses the layout.
     """
@@ -98,6 +107,8 @@ def check_against_unpacked(
         raise ValueError(
             f"rollouts, max_length: expected at least 1 and 2 (or None), got {rollouts} and {max_length}"
         )
+    if not 0 < head_temperature < math.inf:
+        raise ValueError(f"head_temperature: expected a finite number above 0, got {head_temperature}")
     ids = input_ids.reshape(-1)
     if ids.numel() != layout.num_tokens:
         raise ValueError(f"input_ids: expected the layout's {layout.num_tokens} tokens, got {ids.numel()}")
@@ -106,7 +117,7 @@ def check_against_unpacked(
     places = [_compared(path) for path in paths]
     tree = inner.config._attn_implementation
     with torch.no_grad(), evaluating(model):
-        got, dtype = _packed_logprobs(model, layout, ids, paths, places)
+        own, got, dtype = _packed_logprobs(model, inner, layout, ids, paths, places, head_temperature)
         inner.set_attn_implementation(stock)
         try:
             want = _unpacked_logprobs(model, ids, paths, places)
@@ -122,6 +133,11 @@ def check_against_unpacked(
         f"packed ({tree}) and unpacked ({stock}) log-probs differ by {rms:.2e} nats RMS in the worst "
         f"of {len(paths)} rollouts, {worst:.2e} at most, {len(got)} tokens; tolerance {limit:.2e} for {dtype}"
     )
+    if _rms(own - want, places) <= limit:
+        figures += (
+            "; its own packed logits agree: it changes them after its output layer, so that edge_logprobs needs "
+            f"another temperature (here head_temperature={head_temperature}), or cannot give them"
+        )
     if on_mismatch == "raise":
         raise SelfCheckError(f"{type(inner).__name__}: {figures}")
     inner.set_attn_implementation(stock)
@@ -166,16 +182,29 @@ def _compared(path: torch.Tensor) -> torch.Tensor:
 
 def _packed_logprobs(
     model: nn.Module,
+    inner: PreTrainedModel,
     layout: TreeLayout,
     ids: torch.Tensor,
     paths: list[torch.Tensor],
     places: list[torch.Tensor],
-) -> tuple[torch.Tensor, torch.dtype]:
+    head_temperature: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
+    """fp32 [n] of the model's logits, the same of its output layer's, and the type of logits."""
     source = torch.cat([path[at - 1] for path, at in zip(paths, places, strict=True)])
     label = torch.cat([path[at] for path, at in zip(paths, places, strict=True)])
     keep, row = source.unique(return_inverse=True)
-    logits = _logits(model, ids, keep, position_ids=layout.depth[None], tree_layout=layout)
-    return _label_logprobs(logits, row, ids, label), logits.dtype
+    with recorded(inner.get_output_embeddings()) as outputs:
+        logits = _logits(model, ids, keep, position_ids=layout.depth[None], tree_layout=layout)
+    own = _label_logprobs(logits, row, ids, label)
+    if not outputs:
+        warnings.warn(
+            f"{type(inner).__name__} does not call its output layer as a module: of its own logits alone is known "
+            "that they agree, not of edge_logprobs",
+            stacklevel=3,
+        )
+        return own, own, logits.dtype
+    head = of_output_layer(_kept(outputs[-1][0], keep), inner, head_temperature)
+    return own, _label_logprobs(head, row, ids, label), logits.dtype
 
 
 def _unpacked_logprobs(
@@ -215,7 +244,12 @@ def _logits(model: nn.Module, ids: torch.Tensor, keep: torch.Tensor, **arguments
     """[k, V] logits at positions `keep` of one row of tokens."""
     keep = keep.to(ids.device)
     logits = model(input_ids=ids[None], use_cache=False, logits_to_keep=keep, **arguments).logits[0]
-    return logits if logits.shape[0] == len(keep) else logits[keep]
+    return _kept(logits, keep)
+
+
+def _kept(logits: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    """[k, V] of [T, V], or of what the model has cut to these positions already."""
+    return logits if logits.shape[0] == len(keep) else logits[keep.to(logits.device)]
 
 
 def _rms(difference: torch.Tensor, places: list[torch.Tensor]) -> float:

@@ -1,8 +1,8 @@
-"""Predictor scores of anchors in tensor operations, a chunk of anchors at a time: what runs off the GPU."""
+"""Predictor scores of anchors and the loss of its training, in tensor operations, a chunk of anchors at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from typing import NamedTuple
 
 import torch
@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 # Anchors whose hidden states are widened at a time: they fit into a core's cache with the first layer.
-CHUNK = 1024
+CHUNK = 512
+# Channels whose squares are summed in fp32.
+SHORT = 256
 EPS = 1e-6
 
 
@@ -25,41 +27,50 @@ class SuccessHead(NamedTuple):
 
 
 def logits(hidden: Tensor, anchor_src: Tensor, head: SuccessHead) -> Tensor:
-    """[A] in at least fp32, under autocast too, of hidden [T, d] at anchor_src [A]."""
+    """[A] float64 of hidden [T, d] at anchor_src [A]; the first layer in at least fp32, autocast or not."""
     with torch.autocast(hidden.device.type, enabled=False):
-        return _logits(hidden, anchor_src, head)
+        wide, folded = _widened(head)
+        parts = []
+        for source in anchor_src.split(CHUNK):
+            x = hidden.index_select(0, source).to(folded.dtype)
+            parts.append(_second(silu(_first(x, _row_scale(x), wide, folded), inplace=True), wide))
+        return torch.cat(parts)
 
 
-def _logits(hidden: Tensor, anchor_src: Tensor, head: SuccessHead) -> Tensor:
-    wide = _wide(head)
-    # Normalising a row scales it, so its factor may come after the first layer, and the weights before.
-    w1 = (head.w1.to(wide) * head.norm.to(wide)).t()
-    out = torch.empty(len(anchor_src), dtype=wide, device=hidden.device)
-    for rows in _chunks(len(anchor_src)):
-        x = hidden.index_select(0, anchor_src[rows]).to(wide)
-        scale = torch.rsqrt(torch.linalg.vector_norm(x, dim=1).square() / x.shape[1] + EPS)
-        h = silu(torch.mm(x, w1).mul_(scale[:, None]).add_(head.b1), inplace=True)
-        out[rows] = torch.mv(h, head.w2.to(wide)[0]) + head.b2.to(wide)
-    return out
+def loss(hidden: Tensor, anchor_src: Tensor, head: SuccessHead, target: Tensor, weight: Tensor) -> Tensor:
+    """The mean of `weight (v - target)^2`, in w1's type, at least fp32."""
+    error = torch.sigmoid(logits(hidden, anchor_src, head)) - target
+    return torch.dot(weight * error, error).div_(len(error)).to(_wide(head))
 
 
-def head_gradients(
+def loss_and_gradients(
     hidden: Tensor, anchor_src: Tensor, head: SuccessHead, target: Tensor, weight: Tensor
-) -> SuccessHead:
-    """Gradients of the mean of `weight (v - target)^2`, recomputed chunk by chunk; in the head's own types."""
-    wide = _wide(head)
-    total = SuccessHead(*(torch.zeros_like(x, dtype=wide) for x in head))
-    for rows in _chunks(len(anchor_src)):
-        with torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
-            leaves = SuccessHead(*(x.detach().to(wide, copy=True).requires_grad_() for x in head))
-            x = hidden.detach().index_select(0, anchor_src[rows]).to(wide)
-            x = x * torch.rsqrt(x.square().mean(1, keepdim=True) + EPS)
-            h = silu(torch.nn.functional.linear(x * leaves.norm, leaves.w1, leaves.b1))
-            v = torch.sigmoid(torch.nn.functional.linear(h, leaves.w2, leaves.b2)[:, 0])
-            error = (weight[rows] * (v - target[rows]).square()).sum() / len(anchor_src)
-            for into, part in zip(total, torch.autograd.grad(error, tuple(leaves)), strict=True):
-                into += part
-    return SuccessHead(*(g.to(x.dtype) for g, x in zip(total, head, strict=True)))
+) -> tuple[Tensor, SuccessHead]:
+    """`loss` and its gradients in the same type, in one pass; what it keeps has the size of a chunk or the head."""
+    parts = zip(*(x.split(CHUNK) for x in (anchor_src, target, weight)), strict=True)
+    with torch.autocast(hidden.device.type, enabled=False):
+        wide, folded = _widened(head)
+        product, b1, w2, b2 = (x.new_zeros(x.shape) for x in (folded, *wide[2:]))
+        total = b2.new_zeros((), dtype=torch.float64)
+        for source, wanted, importance in parts:
+            x = hidden.index_select(0, source).to(folded.dtype)
+            scale = _row_scale(x)
+            z = _first(x, scale, wide, folded)
+            h = silu(z)
+            v, fail = success(torch.addmv(wide.b2, h, wide.w2[0]))
+            error = v - wanted
+            weighted = importance * error
+            total += torch.dot(weighted, error)
+            d_logit = weighted.mul_(v).mul_(fail).mul_(2.0 / len(anchor_src)).to(h.dtype)
+            dz = torch.ops.aten.silu_backward(wide.w2.expand_as(z), z)  # of a gradient of 1 of each logit
+            b2 += d_logit.sum()
+            w2[0].addmv_(h.t(), d_logit)
+            b1.addmv_(dz.t(), d_logit)
+            # Of w1 and norm alike: each is this product times the other.
+            product.addmm_(dz.mul_((d_logit * scale)[:, None]).t(), x)
+        norm = (product * wide.w1).sum(0)
+    grads = SuccessHead(norm, product.mul_(wide.norm), b1, w2, b2)
+    return total.div_(len(anchor_src)).to(folded.dtype), grads
 
 
 def success(logit: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,9 +109,39 @@ def prefix_gains(v: Tensor, fail: Tensor, rewards: Tensor, counts: int, rho: flo
     return gains.t()
 
 
+def _first(x: Tensor, scale: Tensor, wide: SuccessHead, folded: Tensor) -> Tensor:
+    """[n, width], the input of SiLU for rows x [n, d] with RMSNorm's factors `scale` [n]."""
+    # Normalising a row scales it, so its factor may come after the first layer.
+    return torch.mm(x, folded.t()).mul_(scale[:, None]).add_(wide.b1)
+
+
+def _second(h: Tensor, wide: SuccessHead) -> Tensor:
+    """[n] float64, the logits of activations [n, width]: a gain takes a multiple of their errors."""
+    return torch.mv(h.double(), wide.w2[0].double()) + wide.b2.double()
+
+
+def _row_scale(x: Tensor) -> Tensor:
+    """[n], RMSNorm's factor of each row of x [n, d]."""
+    return _row_norm(x).square_().div_(x.shape[1]).add_(EPS).rsqrt_().to(x.dtype)
+
+
+def _row_norm(x: Tensor) -> Tensor:
+    """[n] float64."""
+    norm = torch.linalg.vector_norm
+    if x.device.type == "cpu":
+        # Widening a copy takes ten times as long; short sums in fp32 lose no digit that matters.
+        parts = torch.stack([norm(part, dim=1) for part in x.split(SHORT, dim=1)])
+        whole: Tensor = norm(parts, dim=0, dtype=torch.float64)
+        if math.isfinite(float(whole.sum())):
+            return whole
+    return norm(x, dim=1, dtype=torch.float64)
+
+
+def _widened(head: SuccessHead) -> tuple[SuccessHead, Tensor]:
+    """The head in one type, and its w1 [width, d] times norm."""
+    wide = SuccessHead(*(x.to(_wide(head)) for x in head))
+    return wide, wide.w1 * wide.norm
+
+
 def _wide(head: SuccessHead) -> torch.dtype:
     return torch.promote_types(head.w1.dtype, torch.float32)
-
-
-def _chunks(anchors: int) -> Iterator[slice]:
-    return (slice(first, min(first + CHUNK, anchors)) for first in range(0, anchors, CHUNK))
