@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,22 @@ COLD_START_READS: Any = {
     "model": {"path", "dtype", "observations"},
     "sampling": {"context_tokens"},
 }
+
+
+@contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Within it no other process gets `directory`; raises ConfigError when one has it. A crash gives it back."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "lock").open("w") as lock:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            raise ConfigError(
+                f"run_dir: a process is running in {directory}; wait for it, stop it, or choose another run_dir"
+            ) from error
+        except OSError:
+            pass  # a file system without locks
+        yield
 
 
 def prepare(config: Config, resume: bool) -> int:
@@ -93,8 +112,8 @@ def _refuse_another_cold_start(before: Config, now: Config) -> None:
     path = now.model.path
     if now.cold_start is None or not (path / "config.json").is_file():
         return
-    if path != before.model.path and not path.is_relative_to(now.run_dir):
-        return  # a policy made elsewhere: the last start here says nothing about it
+    if not path.is_relative_to(now.run_dir):
+        return  # made by another run, and chosen by name
     old, new = (one.model_dump(mode="json", include=COLD_START_READS) for one in (before, now))
     changed = list(differences(old, new))
     if changed:

@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from .policy.zero3 import Zero3Policy
 from .ranks import Ranks, connect
 from .report import Reporter, read_metrics
 from .rollout.collector import Collector, Limits
-from .run_directory import prepare
+from .run_directory import held, prepare
 from .sampler import load_transcript, make_engine, this_device, wait_ready
 from .sources.load import load_source, make_environments
 from .sources.source import Source
@@ -47,12 +48,17 @@ def run(config: Config, *, resume: bool = False) -> None:
     ranks = connect(device)
     if device.type == "cpu":
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks.world))
-    done = ranks.from_main(lambda: prepare(config, resume))
-    if ranks.is_main:
-        with Reporter(config.run_dir, config.steps, done) as reporter:
-            _run(config, ranks, device, reporter, begun, done)
-    else:
-        _run(config, ranks, device, None, begun, done)
+    with ExitStack() as holding:
+
+        def enter() -> int:
+            holding.enter_context(held(config.run_dir))
+            return prepare(config, resume)
+
+        done = ranks.from_main(enter)
+        reporter = None
+        if ranks.is_main:
+            reporter = holding.enter_context(Reporter(config.run_dir, config.steps, done))
+        _run(config, ranks, device, reporter, begun, done)
     ranks.barrier()  # nobody goes while another still needs it
 
 

@@ -77,9 +77,8 @@ def node_ends(parents: IntArray) -> IntArray:
     The last descendant is reached over last children; every round doubles how many of them it skips.
     """
     last = np.arange(parents.size + 1)
-    last[parents] = np.arange(
-        parents.size
-    )  # the last one written stays, and they ascend; roots write at the end
+    # The last one written stays, and they ascend; roots write at the end.
+    last[parents] = np.arange(parents.size)
     last = last[:-1]
     for _ in range(2):  # most nodes take part in the first rounds
         last = last.take(last)

@@ -1,5 +1,7 @@
 """One run_dir, one run: what a new start may use, what it refuses, what a failed start leaves behind."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import yaml
 from trace_rl.config.load import ConfigError, load_config, parse_config
 from trace_rl.config.schema import Config
 from trace_rl.report import Reporter
-from trace_rl.run_directory import prepare
+from trace_rl.run_directory import held, prepare
 
 from .launch import ROOT, TINY, write_config
 
@@ -127,14 +129,36 @@ def test_a_start_without_the_cold_start_does_not_hide_whose_it_is(tmp_path: Path
 def test_a_policy_made_elsewhere_is_used_as_it_is(tmp_path: Path) -> None:
     make_policy(tmp_path / "shared")
     fail_early(world(tmp_path / "run", "model.path=wrong"))
-    assert prepare(world(tmp_path / "run", f"model.path={tmp_path / 'shared'}", "seed=1"), resume=False) == 0
-    with pytest.raises(ConfigError, match=r"shared is there, .*another seed \(1, now 2\)"):
-        prepare(world(tmp_path / "run", f"model.path={tmp_path / 'shared'}", "seed=2"), resume=False)
+    for seed in (1, 2):  # several runs share it, as docs/runs.md has them
+        config = world(tmp_path / "run", f"model.path={tmp_path / 'shared'}", f"seed={seed}")
+        assert prepare(config, resume=False) == 0
 
 
 def test_a_policy_in_a_directory_that_was_never_started_is_used(tmp_path: Path) -> None:
     make_policy(tmp_path / "run" / "cold_start")
     assert prepare(world(tmp_path / "run"), resume=False) == 0
+
+
+# Two processes
+
+
+def test_a_directory_in_use_is_refused_until_the_other_ends(tmp_path: Path) -> None:
+    hold = (
+        "import sys, pathlib, trace_rl.run_directory as r\n"
+        "with r.held(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", hold, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdin
+    assert other.stdout
+    assert "held\n" in other.stdout  # libraries say something first
+    with pytest.raises(ConfigError, match="a process is running in"), held(tmp_path):
+        pass
+    other.kill()  # as a crash would end it
+    other.wait()
+    with held(tmp_path):
+        pass
 
 
 # A directory that holds a run

@@ -86,3 +86,19 @@ def test_every_finite_logit(size: float, tile: int, monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(entropy.detach().double(), want, rtol=1e-6, atol=1e-6)
     entropy.sum().backward()
     assert hidden.grad.isfinite().all()
+
+
+def test_the_lowest_finite_bias_masks_like_minus_infinity() -> None:
+    # Over a temperature below 1 it overflows, so that a finite bias makes an infinite logit.
+    hidden, weight, bias, source, labels, g, h = problem(37, 0)
+    labels = labels % 3
+    found = []
+    for mask in (MASKED, torch.finfo(torch.float32).min):
+        bias[3:20] = mask
+        leaves = [x.clone().requires_grad_() for x in (hidden, weight, bias)]
+        both = edge_logprobs(*leaves[:2], source, labels, bias=leaves[2], temperature=0.7)
+        torch.autograd.backward(both, (g, h))
+        found.append([*(x.detach() for x in both), *(x.grad for x in leaves)])
+    for masked, lowest in zip(*found, strict=True):
+        torch.testing.assert_close(lowest, masked, rtol=1e-6, atol=1e-6)
+        assert masked.isfinite().all()

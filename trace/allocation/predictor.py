@@ -118,9 +118,9 @@ class SuccessPredictor(nn.Module):
         x, y, leaves = (torch.cat(parts) for parts in zip(*self.nodes, strict=True))
         weight = leaves.sqrt()
         weight = weight / weight.mean()
-        steps, errors = 0, x.new_zeros(0)
+        steps, error = 0, 0.0
         for _ in range(self.epochs):
-            of_epoch = []
+            error = 0.0
             for batch in torch.randperm(len(x), generator=self.generator).split(self.batch_size):
                 # A batch at a time: the window's hidden states may be larger than what a GPU has left.
                 inputs, outcomes, weights = (part[batch].to(device) for part in (x, y, weight))
@@ -130,11 +130,10 @@ class SuccessPredictor(nn.Module):
                     self.optimizer.zero_grad(set_to_none=True)
                     loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
                 self.optimizer.step()
-                of_epoch.append(loss.detach() * len(batch))  # no number yet: it would wait for the device
+                error += float(loss.detach()) * len(batch)
                 steps += 1
-            errors = torch.stack(of_epoch)
         self.optimizer.zero_grad(set_to_none=True)
-        return PredictorUpdate(float(errors.double().sum()) / len(x), steps)
+        return PredictorUpdate(error / len(x), steps)
 
     def update_kappa(self, v_root: ArrayLike, successes: ArrayLike, trials: ArrayLike) -> float:
         """Refit kappa to the root groups of the last `window` steps, this one included, and return it.

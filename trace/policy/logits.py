@@ -31,12 +31,17 @@ def head_error(policy: Any, device: torch.device) -> tuple[float, float]:
     layout = TreeLayout.from_segments([-1], [PROBE_TOKENS], device=device)
     ids = torch.arange(PROBE_TOKENS, device=device) % model.config.get_text_config().vocab_size
     logits: Tensor = model(
-        input_ids=ids[None], position_ids=layout.depth[None], tree_layout=layout, use_cache=False
+        input_ids=ids[None],
+        position_ids=layout.depth[None],
+        tree_layout=layout,
+        tree_backend=policy.attention,
+        use_cache=False,
     ).logits[0]  # [T, V]
     # Of the likeliest tokens: the log-probs of others are large numbers.
     want, labels = (logits.float() / policy.temperature).log_softmax(-1).max(-1)
     sources = torch.arange(PROBE_TOKENS, device=device)
     got, _, _ = policy(ids, layout, sources, labels, sources[-1:], entropy=False)
-    # The model rounds its logits to its type, the head does not.
-    rounding = 1e-3 + 4 * torch.finfo(logits.dtype).eps * float(logits.abs().max()) / policy.temperature
+    # The model rounds its logits to its type, twice if it softcaps them, the head does not.
+    size = float(logits.amax(-1).abs().max()) / policy.temperature
+    rounding = 1e-3 + 2 * torch.finfo(logits.dtype).eps * size
     return float((got - want).abs().max()), rounding

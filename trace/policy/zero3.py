@@ -245,8 +245,10 @@ class Zero3Policy:
 
     def _check_head(self, module: TreePolicy) -> None:
         """Refuse a model whose logits are more than its output layer of its hidden states."""
-        error, rounding = head_error(module, self.device)
+        found = self.ranks.gather(head_error(module, self.device))  # all ranks decide alike
+        error, rounding = next((one for one in found if not one[0] <= one[1]), found[0])
         if not error <= rounding:
+            self.close()
             raise ModelError(
                 f"{self.path}: {type(module.model).__name__} makes its logits otherwise than the log-prob head, "
                 f"which knows lm_head(hidden), a softcap and the scales of Granite and Cohere: log-probs differ "

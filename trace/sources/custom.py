@@ -63,9 +63,11 @@ def _check_options(function: Callable[..., Any], name: str, options: dict[str, A
 
 
 def _check_tasks(split: str, tasks: Sequence[Task]) -> None:
-    if not isinstance(tasks, Sequence):
+    if not (hasattr(tasks, "__len__") and hasattr(tasks, "__getitem__")):
         raise ValueError(f"Source.{split} must be a list of Tasks, got a {type(tasks).__name__}")
-    for number, task in enumerate(tasks):
+    # Of a container that makes its tasks on demand the first one has to do.
+    for number in range(len(tasks) if isinstance(tasks, list | tuple) else min(1, len(tasks))):
+        task = tasks[number]
         if not isinstance(task, Task):
             raise ValueError(f"Source.{split}[{number}] must be a Task, got a {type(task).__name__}")
         if wrong := task.wrong_field():

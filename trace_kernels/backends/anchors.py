@@ -33,7 +33,7 @@ def scores(
     logit, value = (torch.empty(anchors, dtype=torch.float64, device=device) for _ in range(2))
     gains = torch.empty((counts, anchors), dtype=torch.float64, device=device)
     # A number would reach the program as fp32, and 64 roundings of it add up.
-    inverse_kappa = torch.tensor([rho], dtype=torch.float64, device=device)
+    inverse_kappa = torch.full((1,), rho, dtype=torch.float64, device=device)
     architecture = target(device).architecture
     tile = anchor_tile(architecture)
     launch(

@@ -169,8 +169,6 @@ def backward(
     second = head.buffer(None if capped else 0) if grad_entropy is None else head.buffer()
     third = head.buffer(None if capped and grad_entropy is not None else 0)
     constant = grad_source if grad_entropy is None else grad_source + grad_entropy * entropy
-    # Only then a finite logit's log-prob can be -inf.
-    overflows = grad_entropy is not None and bool((lse > 1e30).any())
 
     d_rows = torch.zeros_like(head.rows) if needs.hidden else None
     d_weight = torch.empty_like(weight, memory_format=torch.contiguous_format) if needs.weight else None
@@ -189,9 +187,8 @@ def backward(
                 d = logp.exp_().mul_(constant[r, None])
             else:
                 d = torch.exp(logp, out=shaped.pop())
-                if overflows:
-                    logp.clamp_(min=GONE)
-                d.mul_(logp.mul_(grad_entropy[r, None]).add_(constant[r, None]))
+                # 0 times -inf, of a logit that overflowed, is meant to be 0.
+                d.mul_(logp.clamp_(min=GONE).mul_(grad_entropy[r, None]).add_(constant[r, None]))
             hit, row, column = pairs.inside(r, v)
             d[row, column] -= grad_pair[hit]  # d is -dz; every pair is there once
             if capped:

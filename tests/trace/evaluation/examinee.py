@@ -101,7 +101,7 @@ class Bench:
             raw[name] = raw[name] | value if isinstance(value, dict) and name in raw else value
         return validated(EvaluateConfig, raw)
 
-    def source(self, task: Any, environment: Any) -> Source:
+    def source(self, task: Any, environment: Any, within: str) -> Source:
         index = FailingIndex(Bm25Index([Passage("0", "Tarn", "author Marla Voss")]), self.failures)
 
         def environments(count: CountTokens) -> Any:

@@ -62,6 +62,21 @@ def test_other_logits_are_noticed() -> None:
     assert error > 10 * rounding
 
 
+def test_masked_tokens_hide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = HyperCLOVAXForCausalLM.forward
+
+    def masking(*args: Any, **kwargs: Any) -> Any:
+        out = forward(*args, **kwargs)
+        out.logits[..., 5:9] = torch.finfo(torch.float32).min
+        return out
+
+    torch.manual_seed(0)
+    policy = TreePolicy(scaled_otherwise().eval(), temperature=0.7)
+    monkeypatch.setattr(HyperCLOVAXForCausalLM, "forward", masking)
+    error, rounding = head_error(policy, torch.device("cpu"))
+    assert error > 10 * rounding
+
+
 def test_half_types_are_no_reason_to_refuse() -> None:
     torch.manual_seed(0)
     model = MODELS["softcap"]().eval().to(torch.bfloat16)
