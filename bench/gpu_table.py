@@ -32,7 +32,7 @@ def lines(folder: Path) -> list[str]:
 
 
 # The phase that says most of each benchmark.
-SUMMED = ("pass", "root", "prefix", "V_hat and std")
+SUMMED = ("pass", "root", "prefix", "loss", "V_hat and std")
 
 
 def rows(folder: Path) -> list[Row]:
@@ -54,7 +54,14 @@ def read(path: Path) -> Any:
 
 
 def _own(row: Row) -> bool:
-    return row.method in ("triton", "triton, no entropy", "flex", "score_anchors", "tree_reductions")
+    return row.method in (
+        "triton",
+        "triton, no entropy",
+        "flex",
+        "score_anchors",
+        "anchor_loss",
+        "tree_reductions",
+    )
 
 
 def _row(row: Row) -> str:
