@@ -51,8 +51,8 @@ def edge_logprobs(
         edge_src: [E] int64, rows of `hidden`, repeats allowed.
         labels: [E] int64 in [0, V).
         temperature: a number in [1e-6, 1e6], inside the softmax.
-        bias: [V], one of these types, or None. -inf takes a token out of the vocabulary, softcap or not: its
-            log-prob is -inf, and neither it nor its bias and its row of the weight has a gradient.
+        bias: [V], one of these types, or None. -inf takes a token out of the vocabulary ("eager" and "triton":
+            under a softcap too): its log-prob is -inf; it, its bias and its row of the weight have no gradient.
         softcap: c in [1e-6, 1e6] puts c tanh(z / c) in the place of z, before the temperature (Gemma 2's
             `final_logit_softcapping`).
         entropy: False leaves the second result zero, without gradient, and saves its work.

@@ -19,7 +19,7 @@ def explain(root: type[BaseModel], error: Any) -> str:
     context = error.get("ctx", {})
     kind = error["type"]
     if kind == "extra_forbidden":
-        return f"{where}: unknown key; {_nearest(path[-1], known, path[:-1])}"
+        return f"{where}: unknown key; {nearest(path[-1], known, path[:-1])}"
     if kind == "invalid_key":
         return f"{where}: keys must be text, quote this one"
     if kind == "missing":
@@ -27,10 +27,10 @@ def explain(root: type[BaseModel], error: Any) -> str:
     if kind == "union_tag_not_found":
         return f"{where}.kind: required, and missing; one of {', '.join(kinds)}"
     if kind == "union_tag_invalid":
-        return f"{where}.kind: got {context['tag']!r}; {_nearest(context['tag'], kinds)}"
+        return f"{where}.kind: got {context['tag']!r}; {nearest(context['tag'], kinds)}"
     if kind == "literal_error":
         names = re.findall(r"'([^']*)'", context["expected"])
-        return f"{where}: got {given}; {_nearest(error['input'], names)}"
+        return f"{where}: got {given}; {nearest(error['input'], names)}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return f"{where}: got {given}; expected keys with values below it"
     message = error["msg"].removeprefix("Value error, ")
@@ -39,7 +39,7 @@ def explain(root: type[BaseModel], error: Any) -> str:
     return f"{where}: got {given}; {message[0].lower()}{message[1:]}"
 
 
-def _nearest(given: Any, valid: Sequence[str], section: Sequence[str] = ()) -> str:
+def nearest(given: Any, valid: Sequence[str], section: Sequence[str] = ()) -> str:
     """The valid name that was probably meant, or all of them."""
     for name in difflib.get_close_matches(str(given), valid, n=1):
         return f"did you mean {'.'.join([*section, name])}?"

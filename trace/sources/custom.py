@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from trace_rl.config.explain import nearest
 from trace_rl.config.tasks import CustomTask
 from trace_rl.tasks.task import Task
 
@@ -53,13 +53,12 @@ def _check_options(function: Callable[..., Any], name: str, options: dict[str, A
         named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         known = [n for n, kind in kinds.items() if kind in named]
         unknown = [option for option in options if option not in known]
-        wrong = f"{error} of {name}(); "
         if unknown and inspect.Parameter.VAR_KEYWORD not in kinds.values():
-            wrong = f"{unknown[0]!r} is no argument of {name}(); "
-            wrong += "".join(
-                f"did you mean {n!r}? " for n in difflib.get_close_matches(unknown[0], known, n=1)
-            )
-        raise ValueError(f"task.options: {wrong}it takes {', '.join(known) or 'none'}") from error
+            hint = nearest(unknown[0], known) if known else "it takes none"
+            raise ValueError(f"task.options: {unknown[0]!r} is no argument of {name}(); {hint}") from error
+        raise ValueError(
+            f"task.options: {error} of {name}(); it takes {', '.join(known) or 'none'}"
+        ) from error
 
 
 def _check_tasks(split: str, tasks: Sequence[Task]) -> None:

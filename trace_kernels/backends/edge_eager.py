@@ -18,7 +18,8 @@ from ..edges import Edges
 
 # Logits of one tile, and the most sources in it: 16 MiB in fp32 stay in a processor's last cache.
 CPU_TILE, CPU_SOURCES = 1 << 22, 1024
-# On accelerators: at most so many logits exist at a time, twice in fp32 here, once in the inputs' type with triton.
+# On accelerators: at most so many logits exist at a time, here in fp32 twice (three times under a softcap whose
+# entropies have gradients), with triton once in the inputs' type.
 TILE_ELEMENTS, SOURCES = 1 << 25, 4096
 # Most rows of the weight in a tile: what is widened to fp32 at a time.
 VOCAB_TILE = 8192

@@ -75,9 +75,9 @@ def test_what_the_page_shows_is_accepted(games: str) -> None:
         (
             "source",
             {"trian": 3},
-            "'trian' is no argument of source(); did you mean 'train'? it takes train, test",
+            "'trian' is no argument of source(); did you mean train?",
         ),
-        ("source", {"train": 3, "sizes": 3}, "'sizes' is no argument of source(); it takes train, test"),
+        ("source", {"train": 3, "sizes": 3}, "'sizes' is no argument of source(); one of train, test"),
         ("source", {"test": 3}, "missing a required argument: 'train' of source(); it takes train, test"),
         ("any_option", {"seed": 3}, "missing a required argument: 'train' of any_option(); it takes train"),
         ("nothing", {"seed": 3}, "'seed' is no argument of nothing(); it takes none"),
